@@ -28,6 +28,7 @@ from edge_opt.calibration.operator_draws import is_warm, operators, plan, tensor
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.cli import app
 from edge_opt.errors import CalibrationMissing, InvalidCalibration, InvalidInput
+from edge_opt.measuring import latency
 from edge_opt.measuring.latency import Clock, busy_remark
 from edge_opt.records.predictions import Calibration, OperatorSample, ReferenceRun
 from edge_opt.trace import trace
@@ -245,17 +246,23 @@ def test_the_command_refuses_a_wrong_time() -> None:
     assert done.exit_code == 2 and "120" in done.stderr
 
 
-def test_a_busy_machine_is_noticed_and_the_file_and_its_predictions_say_so(tmp_path: Path) -> None:
+def test_a_busy_machine_is_noticed_and_the_file_and_its_predictions_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wall, busy = [0.0], [0.0]
 
     def sleep(seconds: float) -> None:
         wall[0] += seconds
         busy[0] += 1.5 * seconds  # others keep a core and a half busy
 
-    clock = Clock(lambda: wall[0], lambda: 0.0, lambda: busy[0])
-    remark = busy_remark(clock, sleep, cores=4)
-    assert remark == "other programs keep 1.5 of 4 cores busy"
-    assert busy_remark(Clock(lambda: wall[0], lambda: 0.0, lambda: 0.0), sleep, cores=4) is None
+    with monkeypatch.context() as patches:
+        patches.setattr("time.sleep", sleep)
+        patches.setattr(latency, "usable_cores", lambda: 4)
+        patches.setattr(latency, "Clock", lambda: Clock(lambda: wall[0], lambda: 0.0, lambda: busy[0]))
+        remark = busy_remark()
+        assert remark == "other programs keep 1.5 of 4 cores busy"
+        patches.setattr(latency, "Clock", lambda: Clock(lambda: wall[0], lambda: 0.0, lambda: 0.0))
+        assert busy_remark() is None
     path = save_calibration(replace(imaginary(count=60), remarks=(remark,)), tmp_path / "busy.json")
     assert load_calibration(path).remarks == (remark,)
     found = eo.profile(nn.Linear(8, 8), (1, 8), target=str(path)).prediction

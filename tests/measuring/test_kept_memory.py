@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_opt.measuring.allocator import forget_peak, resident_bytes, retain_freed_memory
-from edge_opt.measuring.latency import Clock, cold_memory_latency_s, wait_for_quiet
+from edge_opt.measuring import latency, machine
+from edge_opt.measuring.latency import Clock, TimedCall, cold_memory_latency_s, wait_for_quiet
+from edge_opt.measuring.machine import ResidentGrowth, resident_bytes, retain_freed_memory
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 MIB = 1 << 20
@@ -37,17 +38,18 @@ def test_memory_that_is_freed_is_not_fetched_again() -> None:
 
 
 @linux
-def test_a_call_with_new_memory_fetches_all_of_it_each_time() -> None:
+def test_a_call_with_new_memory_fetches_all_of_it_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # Faults stand in for seconds. A huge page is fetched at once: 16 MiB are 8 of them at least, and up to 4096 pages.
     faults = Clock(wall=lambda: float(resource.getrusage(resource.RUSAGE_SELF).ru_minflt))
-    found = cold_memory_latency_s(lambda: torch.ones(16 * MIB, dtype=torch.uint8), 1e9, faults)
-    assert found is None or found >= 8
+    monkeypatch.setattr(latency, "Clock", lambda: faults)
+    pages = cold_memory_latency_s(TimedCall(lambda: torch.ones(16 * MIB, dtype=torch.uint8)), 1e9)
+    assert pages is None or pages >= 8
 
 
 # In a process of its own, as sweeps use it: in one that has run for minutes, each block may land on other free pages.
 GROWTH_OF_48_MIB = """
 import torch
-from edge_opt.measuring.allocator import ResidentGrowth
+from edge_opt.measuring.machine import ResidentGrowth
 
 torch.ones(1)
 growth = ResidentGrowth()
@@ -63,12 +65,13 @@ def test_growth_is_what_runs_hold_above_the_idle_process() -> None:
     assert 48 * MIB * 0.95 < int(told.stdout) < 72 * MIB
 
 
-def test_a_system_that_tells_nothing_is_not_guessed(tmp_path: Path) -> None:
-    assert resident_bytes("VmRSS", tmp_path) is None
-    assert not forget_peak(tmp_path / "nowhere")
+def test_a_system_that_tells_nothing_is_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
+    assert resident_bytes("VmRSS") is None
+    assert ResidentGrowth().peak_while(lambda: None) is None
 
 
-def test_a_quiet_moment_is_waited_for() -> None:
+def test_a_quiet_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     wall, busy = [0.0], [0.0]
 
     def sleep(seconds: float) -> None:
@@ -77,7 +80,10 @@ def test_a_quiet_moment_is_waited_for() -> None:
         busy[0] = min(wall[0], 1.0)
 
     clock = Clock(lambda: wall[0], lambda: 0.0, lambda: busy[0])
-    assert wait_for_quiet(5.0, clock, sleep)
+    monkeypatch.setattr(latency, "Clock", lambda: clock)
+    monkeypatch.setattr(latency, "usable_cores", lambda: 1)
+    monkeypatch.setattr("time.sleep", sleep)
+    assert wait_for_quiet(5.0)
     assert 1.0 <= wall[0] <= 1.5
     wall[0] = busy[0] = 0.0
-    assert not wait_for_quiet(0.5, clock, sleep)
+    assert not wait_for_quiet(0.5)

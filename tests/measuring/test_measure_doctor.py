@@ -41,7 +41,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         now[0] += numbers.uniform(0.95e-3, 1.05e-3)
 
     monkeypatch.setattr("edge_opt.measuring.session.torch.mm", product)
-    return Clock(lambda: now[0], lambda: now[0], lambda: now[0])
+    clock = Clock(lambda: now[0], lambda: now[0], lambda: now[0])
+    monkeypatch.setattr("edge_opt.measuring.latency.Clock", lambda: clock)
+    return clock
 
 
 def diagnosis() -> Diagnosis:
@@ -59,7 +61,7 @@ def diagnosis() -> Diagnosis:
 
 
 def test_a_diagnosis_names_packages_devices_and_meters(clock: Clock) -> None:
-    found = diagnose(0.5, clock)
+    found = diagnose(0.5)
     versions = dict(found.versions)
     assert versions["torch"] == version("torch")  # of the package; a build may say more of itself
     assert versions["edge-opt"]
@@ -69,7 +71,7 @@ def test_a_diagnosis_names_packages_devices_and_meters(clock: Clock) -> None:
 
 
 def test_noise_is_the_same_work_against_itself_within_the_time(clock: Clock) -> None:
-    noise, again = machine_noise(2.0, environment(), clock)
+    noise, again = machine_noise(2.0, environment())
     assert again.verdict == "equal"
     assert clock.wall() <= 2.0
     assert noise.median_s == pytest.approx(1e-3, rel=0.02)

@@ -36,47 +36,56 @@ PC = {
 }
 
 
-def machine(root: Path, files: dict[str, str]) -> Path:
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose system says nothing."""
+    monkeypatch.setattr("edge_opt.measuring.machine._ROOT", tmp_path)
+    return tmp_path
+
+
+def record(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    return root
 
 
-def test_a_board_is_called_by_its_own_name(tmp_path: Path) -> None:
-    root = machine(tmp_path, PI)
-    assert cpu_name(root) == "Raspberry Pi 4 Model B Rev 1.4"
-    assert (governor(root), load_1min(root), memory_bytes(root)) == ("ondemand", 0.42, 3885396 * 1024)
+def test_a_board_is_called_by_its_own_name(root: Path) -> None:
+    record(root, PI)
+    assert cpu_name() == "Raspberry Pi 4 Model B Rev 1.4"
+    assert (governor(), load_1min(), memory_bytes()) == ("ondemand", 0.42, 3885396 * 1024)
 
 
-def test_a_container_has_what_its_group_allows(tmp_path: Path) -> None:
-    root = machine(tmp_path, PC)
-    assert cpu_name(root) == "Some CPU @ 3 GHz"
-    assert (usable_cores(root), memory_bytes(root)) == (1, 2**30)
-    assert governor(root) is None
+def test_a_container_has_what_its_group_allows(root: Path) -> None:
+    record(root, PC)
+    assert cpu_name() == "Some CPU @ 3 GHz"
+    assert (usable_cores(), memory_bytes()) == (1, 2**30)
+    assert governor() is None
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("-1", None), ("100000", 1), ("max", None)])
-def test_the_older_kind_of_group_is_read_too(tmp_path: Path, quota: str, cores: int | None) -> None:
+def test_the_older_kind_of_group_is_read_too(root: Path, quota: str, cores: int | None) -> None:
     files = {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": quota, "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}
-    assert usable_cores(machine(tmp_path, files)) == (cores or usable_cores(tmp_path / "nothing"))
+    unlimited = usable_cores()
+    record(root, files)
+    assert usable_cores() == (cores or unlimited)
 
 
-def test_cores_with_different_governors_name_both(tmp_path: Path) -> None:
-    root = machine(tmp_path, PI | {"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance\n"})
-    assert governor(root) == "ondemand+performance"
+def test_cores_with_different_governors_name_both(root: Path) -> None:
+    record(root, PI | {"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance\n"})
+    assert governor() == "ondemand+performance"
 
 
-def test_the_machines_time_is_all_but_idling(tmp_path: Path) -> None:
+def test_the_machines_time_is_all_but_idling(root: Path) -> None:
     line = "cpu  1000 20 300 99999 888 4 50 6 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n"
     busy = 1000 + 20 + 300 + 4 + 50 + 6  # user, nice, system, two kinds of interrupts, taken by the host
-    assert machine_cpu_s(machine(tmp_path, {"proc/stat": line})) == busy / os.sysconf("SC_CLK_TCK")
-    assert machine_cpu_s(tmp_path / "nothing") is None
+    assert machine_cpu_s() is None
+    record(root, {"proc/stat": line})
+    assert machine_cpu_s() == busy / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_machine_that_says_nothing_still_has_an_environment(tmp_path: Path) -> None:
-    found = read_environment("cpu", tmp_path)
+def test_a_machine_that_says_nothing_still_has_an_environment() -> None:
+    found = read_environment("cpu")
     assert found.cpu
     assert found.governor is None
     assert found.cores >= 1

@@ -14,6 +14,7 @@ from torch import nn
 from convertible import Pair, Recurrent, Residual, Tokens
 from edge_opt import compress
 from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt.measuring import machine
 from edge_opt.measuring.machine import cpu_flags, is_fast, needs_reduced_range, vector_bytes
 from edge_opt.model import SmallCNN
 
@@ -202,13 +203,26 @@ def test_one_export_serves_several_conversions(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["SmallCNN.int8.onnx", "small.onnx"]
 
 
-def test_what_a_cpu_does_fast_is_read_from_its_flags(tmp_path: Path) -> None:
-    (tmp_path / "x86").write_text("processor: 0\nflags\t\t: fpu avx2 avx512f avx512_vnni\nflags\t\t: other\n")
-    (tmp_path / "arm").write_text("processor: 0\nFeatures\t: fp asimd asimdhp asimddp\n")
-    x86, arm = cpu_flags(tmp_path / "x86"), cpu_flags(tmp_path / "arm")
-    assert [is_fast(name, x86) for name in ("fp32", "fp16", "bf16", "int8")] == [True, False, False, True]
-    assert [is_fast(name, arm) for name in ("fp32", "fp16", "bf16", "int8")] == [True, True, False, True]
-    assert is_fast("int8", frozenset()) is None and cpu_flags(tmp_path / "none") == frozenset()
-    assert not needs_reduced_range(x86, "x86_64") and not needs_reduced_range(arm, "aarch64")
-    assert needs_reduced_range(frozenset({"avx2"}), "x86_64") and needs_reduced_range(frozenset(), "AMD64")
-    assert (vector_bytes(x86), vector_bytes(frozenset({"avx2"})), vector_bytes(arm)) == (64, 32, 16)
+def test_what_a_cpu_does_fast_is_read_from_its_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_on(name: str, flags: str) -> None:
+        (tmp_path / "proc").mkdir(exist_ok=True)
+        (tmp_path / "proc/cpuinfo").write_text(f"processor: 0\n{flags}\n")
+        monkeypatch.setattr(platform, "machine", lambda: name)
+        monkeypatch.setattr(machine, "cpu_flags", cpu_flags.__wrapped__)
+
+    precisions = ("fp32", "fp16", "bf16", "int8")
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
+    run_on("x86_64", "flags\t\t: fpu avx2 avx512f avx512_vnni\nflags\t\t: other")
+    assert [is_fast(name) for name in precisions] == [True, False, False, True]
+    assert (needs_reduced_range(), vector_bytes()) == (False, 64)
+    run_on("aarch64", "Features\t: fp asimd asimdhp asimddp")
+    assert [is_fast(name) for name in precisions] == [True, True, False, True]
+    assert (needs_reduced_range(), vector_bytes()) == (False, 16)
+    run_on("x86_64", "flags\t\t: avx2")
+    assert (needs_reduced_range(), vector_bytes()) == (True, 32)
+    run_on("x86_64", "flags\t\t: avx2 avx_vnni")
+    assert not needs_reduced_range()
+    run_on("AMD64", "")
+    assert is_fast("int8") is None and needs_reduced_range()
+    run_on("aarch64", "")
+    assert not needs_reduced_range()

@@ -36,9 +36,8 @@ from edge_opt.calibration.operator_draws import is_warm, plan
 from edge_opt.calibration.predict import GROUPS, OperatorTimes, describe
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.errors import InvalidInput
-from edge_opt.measuring.allocator import retain_freed_memory
 from edge_opt.measuring.latency import busy_remark
-from edge_opt.measuring.machine import crash_of, read_environment
+from edge_opt.measuring.machine import crash_of, read_environment, retain_freed_memory
 from edge_opt.records.devices import Precision
 from edge_opt.records.predictions import (
     Calibration,

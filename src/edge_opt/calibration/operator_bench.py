@@ -20,7 +20,7 @@ from edge_opt.calibration.operator_draws import SignatureRecorder
 from edge_opt.calibration.reference_networks import Reference
 from edge_opt.cost.rules import price
 from edge_opt.errors import MeasurementFailed
-from edge_opt.measuring.allocator import retain_freed_memory
+from edge_opt.measuring.machine import retain_freed_memory
 from edge_opt.records.costs import OpCost, OpSignature, Shape, TensorInfo, Trace
 from edge_opt.records.predictions import OperatorSample, ReferenceRun
 from edge_opt.trace import trace

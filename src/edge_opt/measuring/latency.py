@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from edge_opt._support.checks import check_whole
 from edge_opt.errors import InvalidInput, MeasurementFailed, first_line
-from edge_opt.measuring.allocator import retain_freed_memory, trim
-from edge_opt.measuring.machine import CPU, Device, machine_cpu_s, usable_cores
+from edge_opt.measuring.machine import CPU, Device, machine_cpu_s, retain_freed_memory, trim, usable_cores
 from edge_opt.measuring.statistics import CONTENDED_CORES, latency_of, median, relative_half_width
 from edge_opt.records.measurements import Environment, Latency
 
@@ -139,50 +138,23 @@ class Stopwatch:
 _LOOK_S = 0.25
 
 
-def busy_cores(clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep) -> float | None:
-    """Return the cores that other programs keep busy just now, by a short look; None where that is not known.
-
-    Args:
-        clock: Where time comes from; the machine's own clocks unless given.
-        sleep: How to wait.
-    """
-    watch = Stopwatch(clock or Clock(), CPU)
+def busy_remark() -> str | None:
+    """Look for a moment at what other programs do on this machine, and say so; None where they leave it alone."""
+    watch, cores = Stopwatch(Clock(), CPU), usable_cores()
     before = watch.usage()
-    sleep(_LOOK_S)
-    return cores_of_others(before, watch.usage())
+    time.sleep(_LOOK_S)
+    others = cores_of_others(before, watch.usage()) or 0.0
+    return None if others <= CONTENDED_CORES * cores else f"other programs keep {others:.1f} of {cores} cores busy"
 
 
-def wait_for_quiet(
-    patience_s: float, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep, cores: int = 1
-) -> bool:
-    """Wait until other programs leave the machine alone; False where they did not within `patience_s`.
-
-    Args:
-        patience_s: Seconds to wait at most.
-        clock: Where time comes from; the machine's own clocks unless given.
-        sleep: How to wait.
-        cores: Cores of the machine, of which others may use a tenth.
-    """
-    wall = (clock or Clock()).wall
+def wait_for_quiet(patience_s: float) -> bool:
+    """Wait until other programs leave the machine alone; False where they did not within `patience_s`."""
+    wall = Clock().wall
     end_s = wall() + patience_s
     while wall() < end_s:
-        if (busy_cores(clock, sleep) or 0.0) <= CONTENDED_CORES * cores:
+        if busy_remark() is None:
             return True
     return False
-
-
-def busy_remark(
-    clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep, cores: int | None = None
-) -> str | None:
-    """Return what other programs do on this machine just now, in a sentence; None where they leave it alone.
-
-    Args:
-        clock: Where time comes from; the machine's own clocks unless given.
-        sleep: How to wait.
-        cores: Cores of the machine, of which others may use a tenth; those there are unless given.
-    """
-    known, others = cores or usable_cores(), busy_cores(clock, sleep) or 0.0
-    return None if others <= CONTENDED_CORES * known else f"other programs keep {others:.1f} of {known} cores busy"
 
 
 # Told after each round: the share of the longest time that is over, and how far it came.
@@ -230,19 +202,13 @@ def measure_latency(run: Callable[[], object] | TimedCall, **options: Any) -> La
 _COLD_CALLS = 5
 
 
-def cold_memory_latency_s(
-    run: Callable[[], object] | TimedCall, max_time_s: float = 1.0, clock: Clock | None = None
-) -> float | None:
+def cold_memory_latency_s(call: TimedCall, max_time_s: float) -> float | None:
     """Return the median seconds of a call that must map its memory first; None where memory cannot be given back.
 
     Every other time here is of kept memory. Outside of a measurement a process may be anywhere between the two.
-
-    Args:
-        run: What to time; called without arguments.
-        max_time_s: Seconds after which no further call is begun.
-        clock: Where time comes from; the machine's own clocks unless given.
+    After `max_time_s` no further call is begun.
     """
-    call, stopwatch = run if isinstance(run, TimedCall) else TimedCall(run), Stopwatch(clock or Clock(), CPU)
+    stopwatch = Stopwatch(Clock(), CPU)
     seconds: list[float] = []
     while len(seconds) < _COLD_CALLS and (not seconds or sum(seconds) < max_time_s):
         if not trim():

@@ -1,18 +1,21 @@
-"""This machine: devices, environment, and whether it is fit to measure on; torch is asked where it must be."""
+"""This machine: devices, environment, instruction sets, and the memory that this process holds."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import math
 import os
 import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records.measurements import Environment
@@ -67,91 +70,85 @@ def find_device(asked: str | torch.device) -> Device:
     return CPU if kind == "cpu" else Device("mps", "Apple GPU (Metal)", True, torch.mps.synchronize)
 
 
+# Tests replace it by a recorded folder.
 _ROOT = Path("/")
 
 
-def read_environment(device: str = "cpu", root: Path = _ROOT, threads: int | None = None) -> Environment:
+def read_environment(device: str = "cpu") -> Environment:
     """Return what this machine is and how busy it is now. `device` is the name of the one that will run the model.
 
-    `threads` are those of another runtime than torch, which is then not asked, and need not be there.
-
-    >>> read_environment().cores >= 1, read_environment(threads=2).torch
-    (True, '')
+    >>> read_environment().cores >= 1
+    True
     """
-    version = ""
-    if threads is None:
-        import torch
+    import torch
 
-        threads, version = torch.get_num_threads(), str(torch.__version__)
     return Environment(
-        cpu=cpu_name(root),
-        cores=usable_cores(root),
-        threads=threads,
-        governor=governor(root),
-        load_1min=load_1min(root),
-        memory_bytes=memory_bytes(root),
+        cpu=cpu_name(),
+        cores=usable_cores(),
+        threads=torch.get_num_threads(),
+        governor=governor(),
+        load_1min=load_1min(),
+        memory_bytes=memory_bytes(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
-        torch=version,
+        torch=str(torch.__version__),
         device=device,
     )
 
 
-def cpu_name(root: Path = _ROOT) -> str:
+def cpu_name() -> str:
     """Return the processor as it calls itself; on boards that only name the board, that."""
-    fields = _fields(_text(root / "proc/cpuinfo"))
-    board = _text(root / "proc/device-tree/model").strip("\0\n ")
+    fields = _fields(_text("proc/cpuinfo"))
+    board = _text("proc/device-tree/model").strip("\0\n ")
     names = (fields.get("model name"), board, fields.get("Model"), fields.get("Hardware"))
     return next((name for name in names if name), platform.processor() or platform.machine())
 
 
-def usable_cores(root: Path = _ROOT) -> int:
+def usable_cores() -> int:
     """Return the cores this process may run on, a container's quota included."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _quota_cores(root)
+    quota = _quota_cores()
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
-def _quota_cores(root: Path) -> float | None:
+def _quota_cores() -> float | None:
     """Return CPU seconds per second that the control group may use; None where there is no limit."""
-    groups = root / "sys/fs/cgroup"
-    words = _text(groups / "cpu.max").split()
+    words = _text("sys/fs/cgroup/cpu.max").split()
     if not words:
-        words = [_text(groups / f"cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        words = [_text(f"sys/fs/cgroup/cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
     if len(words) != 2 or not all(word.isdecimal() for word in words) or int(words[1]) == 0:
         return None
     return int(words[0]) / int(words[1])
 
 
-def memory_bytes(root: Path = _ROOT) -> int:
+def memory_bytes() -> int:
     """Return the memory of the machine, or what a container may use of it."""
-    words = _fields(_text(root / "proc/meminfo")).get("MemTotal", "").split()
+    words = _fields(_text("proc/meminfo")).get("MemTotal", "").split()
     if words and words[0].isdecimal():
         total = int(words[0]) * 1024
     else:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    limits = (_text(root / "sys/fs/cgroup" / name).strip() for name in ("memory.max", "memory/memory.limit_in_bytes"))
+    limits = (_text(f"sys/fs/cgroup/{name}").strip() for name in ("memory.max", "memory/memory.limit_in_bytes"))
     return min([total, *(int(limit) for limit in limits if limit.isdecimal())])
 
 
-def governor(root: Path = _ROOT) -> str | None:
+def governor() -> str | None:
     """Return how the kernel chooses the clock frequency; None where it does not say."""
-    files = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"))
-    names = {name for name in (_text(path).strip() for path in files) if name}
-    return "+".join(sorted(names)) or None
+    files = _ROOT.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
+    return "+".join(sorted({_text(path).strip() for path in files} - {""})) or None
 
 
-def load_1min(root: Path = _ROOT) -> float | None:
+def load_1min() -> float | None:
     """Return the programs that ran or waited for a core, on average over the last minute."""
-    words = _text(root / "proc/loadavg").split()
+    words = _text("proc/loadavg").split()
     if words:
         return float(words[0])
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def machine_cpu_s(root: Path = _ROOT) -> float | None:
+def machine_cpu_s() -> float | None:
     """Return CPU seconds of all programs since the start, and those a host took away; None if not known."""
-    words = _text(root / "proc/stat").partition("\n")[0].split()
+    words = _text("proc/stat").partition("\n")[0].split()
     if len(words) < 9 or words[0] != "cpu":
         return None
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, words[1:9])
@@ -166,45 +163,33 @@ _NATIVE_FLAGS = {
 
 
 @cache
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
     """Return the instruction sets as Linux names them; empty where the system does not say."""
-    fields = _fields(_text(cpuinfo))
+    fields = _fields(_text("proc/cpuinfo"))
     return frozenset((fields.get("flags") or fields.get("Features", "")).split())
 
 
-def is_fast(precision: str, flags: frozenset[str] | None = None) -> bool | None:
+def is_fast(precision: str) -> bool | None:
     """Return whether the CPU multiplies this precision natively; None where its flags are not known."""
-    known_flags = cpu_flags() if flags is None else flags
     if precision == "fp32":
         return True
-    return None if not known_flags else bool(known_flags & _NATIVE_FLAGS[precision])
+    return bool(cpu_flags() & _NATIVE_FLAGS[precision]) if cpu_flags() else None
 
 
-def needs_reduced_range(flags: frozenset[str] | None = None, machine: str | None = None) -> bool:
+def needs_reduced_range() -> bool:
     """Return whether u8 x s8 products saturate: on x86 without VNNI, where pairs are added in 16 bits.
 
     Seven-bit weights then keep pair sums in range. ARM adds in 32 bits, with and without its dot product.
-
-    >>> needs_reduced_range(frozenset({"avx2"}), "x86_64"), needs_reduced_range(frozenset({"avx_vnni"}), "x86_64")
-    (True, False)
-    >>> needs_reduced_range(frozenset(), "aarch64")
-    False
     """
-    known_flags = cpu_flags() if flags is None else flags
-    is_x86 = (machine or platform.machine()).lower() in ("x86_64", "amd64", "i386", "i686")
-    return is_x86 and not known_flags & {"avx512_vnni", "avx_vnni", "amx_int8"}
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+    return is_x86 and not cpu_flags() & {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
-def vector_bytes(flags: frozenset[str] | None = None, machine: str | None = None) -> int:
-    """Return the width of a vector register: channels beside a multiple of it leave lanes empty.
-
-    >>> vector_bytes(frozenset({"avx2"}), "x86_64"), vector_bytes(frozenset(), "aarch64")
-    (32, 16)
-    """
-    known_flags = cpu_flags() if flags is None else flags
-    if "avx512f" in known_flags:
+def vector_bytes() -> int:
+    """Return the width of a vector register: channels beside a multiple of it leave lanes empty."""
+    if "avx512f" in cpu_flags():
         return 64
-    return 32 if "avx2" in known_flags or "avx" in known_flags else 16
+    return 32 if cpu_flags() & {"avx", "avx2"} else 16
 
 
 @cache
@@ -226,10 +211,10 @@ def crash_of(dtype: torch.dtype) -> str | None:
     return signal.Signals(-code).name if code < 0 else None
 
 
-def _text(path: Path) -> str:
-    """Return the file's text; empty where this system does not have it or does not let us read it."""
+def _text(path: str | Path) -> str:
+    """Return the text of a file of the system; empty where there is none, or it may not be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return (_ROOT / path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -242,3 +227,102 @@ def _fields(text: str) -> dict[str, str]:
         if separator:
             fields.setdefault(name.strip(), value.strip())
     return fields
+
+
+# glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 1 << 30
+# The most that glibc before 2.35 takes for mmap, and where its own adaptation ends; it trims at twice that.
+_LARGEST_ADAPTED_BYTES = 32 << 20
+
+_depth = 0
+
+
+def _libc() -> Any:
+    """Return the C library of this process, if its allocator takes settings; None elsewhere."""
+    try:
+        library = ctypes.CDLL(None)
+        return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
+    except (OSError, TypeError):
+        return None
+
+
+def _set(library: Any, trim_bytes: int, mmap_bytes: int) -> bool:
+    is_taken = bool(library.mallopt(_TRIM_THRESHOLD, trim_bytes))
+    sizes = (mmap_bytes, _LARGEST_ADAPTED_BYTES)
+    return any(bool(library.mallopt(_MMAP_THRESHOLD, size)) for size in sizes) and is_taken
+
+
+@contextmanager
+def retain_freed_memory() -> Iterator[bool]:
+    """Let memory that is freed stay with the process inside; yields whether the C library could be told so.
+
+    Otherwise glibc may give memory back to the system after each forward and fetch it again for the next, page by page,
+    or may not: by chance, and for up to twice the time. Every latency of this package is of retained memory.
+
+    glibc has no call that reads the thresholds back, and setting one ends its own adaptation for good. So the process
+    keeps 64 MiB for trimming and 32 MiB for mmap afterwards, where that adaptation ends at most, and what is free goes
+    back to the system. The alternative, a process of its own for every measurement, costs seconds of imports. Other C
+    libraries are not changed.
+
+    >>> with retain_freed_memory() as is_kept:
+    ...     isinstance(is_kept, bool)
+    True
+    """
+    global _depth
+    library = _libc()
+    if library is None:
+        yield False
+        return
+    is_kept = _set(library, _KEPT_BYTES, _KEPT_BYTES)
+    _depth += 1
+    try:
+        yield is_kept
+    finally:
+        _depth -= 1
+        if not _depth:
+            _set(library, 2 * _LARGEST_ADAPTED_BYTES, _LARGEST_ADAPTED_BYTES)
+            library.malloc_trim(0)
+
+
+def trim() -> bool:
+    """Hand free memory back to the system; False where the C library cannot be told so."""
+    library = _libc()
+    if library is not None:
+        library.malloc_trim(0)
+    return library is not None
+
+
+def resident_bytes(name: str) -> int | None:
+    """Return the bytes that this process holds; None where the system does not say.
+
+    Args:
+        name: "VmRSS" for now, "VmHWM" for the most since the peak was last reset.
+    """
+    words = _fields(_text("proc/self/status")).get(name, "").split()
+    return int(words[0]) * 1024 if words else None
+
+
+class ResidentGrowth:
+    """How much more a process holds than when this was made; garbage and free memory do not count.
+
+    Make it when the runtime is imported and nothing is loaded.
+    """
+
+    def __init__(self) -> None:
+        gc.collect()
+        trim()
+        self._idle_bytes = resident_bytes("VmRSS")
+
+    def peak_while(self, run: Callable[[], object]) -> int | None:
+        """Return the most bytes above the idle process while something runs three times; None if not known."""
+        gc.collect()
+        trim()
+        try:
+            (_ROOT / "proc/self/clear_refs").write_text("5")  # resets VmHWM
+        except OSError:
+            return None
+        for _ in range(3):
+            run()
+        peak_bytes = resident_bytes("VmHWM")
+        return None if peak_bytes is None or self._idle_bytes is None else max(0, peak_bytes - self._idle_bytes)

@@ -2,17 +2,22 @@
 
 What disturbs the machine disturbs both models of a pair, and goes out of their ratio. diagnose() says what a
 measurement on this machine would rest on.
+
+The module that `model_files` reads from a file computes nothing; what is measured of a file is a `FileSession`.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -20,13 +25,12 @@ from torch.utils._pytree import tree_leaves
 
 from edge_opt import __version__
 from edge_opt._support.checks import check_one_of, check_whole
-from edge_opt._support.extras import installed
+from edge_opt._support.extras import import_optional, installed
 from edge_opt._support.unchanged import unchanged
 from edge_opt.cost.rules import price
 from edge_opt.cost.totals import layer_costs
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import ConversionFailed, InvalidInput, MeasurementFailed, first_line
 from edge_opt.measuring.latency import (
-    Clock,
     Progress,
     RepeatCount,
     TimedCall,
@@ -37,6 +41,7 @@ from edge_opt.measuring.latency import (
 from edge_opt.measuring.layers import LayerRecorder, clock_of, layer_latencies, measured_step, recording_cost
 from edge_opt.measuring.machine import CPU, DEVICE_TYPES, Device, device_count, find_device, read_environment
 from edge_opt.measuring.statistics import compare_latencies, compare_placements
+from edge_opt.model_files.file_model import FileModel, OnnxModel
 from edge_opt.records.costs import LayerCost, Trace
 from edge_opt.records.measurements import (
     Comparison,
@@ -263,13 +268,125 @@ def _layers(
     return layer_latencies(costs, plain, recorded, blocks, recording_cost(clock_of(device)))
 
 
+def open_session(path: Path, threads: int, profile_prefix: str | None = None) -> Any:
+    """Open an ONNX file on the CPU; with a prefix, the session writes a profile."""
+    runtime = onnxruntime()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Fatal only: an error is raised as well, and warnings are about its own optimisations.
+    options.log_severity_level = 4
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile_prefix
+    try:
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own classes, one per status code, with no common base of theirs
+        raise ConversionFailed(f"ONNX Runtime cannot load {path.name}: {reason(error)}") from error
+
+
+def onnxruntime() -> Any:
+    """Import ONNX Runtime, or say how to install it."""
+    return import_optional("onnxruntime", "ONNX files need", "onnx")
+
+
+def reason(error: BaseException) -> str:
+    """Return the last line of an error, without status codes and folder names."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", lines[-1]) if lines else ""
+
+
+class FileSession(nn.Module):
+    """A file that a runtime has loaded. It is called as the model is, and returns tensors.
+
+    Attributes:
+        version: The runtime with its version, for remarks.
+    """
+
+    def __init__(self, model: FileModel, version: str) -> None:
+        super().__init__()
+        self.version = version
+        self._plan = model.plan
+
+    def arrays(self, arrays: dict[str, Any]) -> list[Any]:
+        """Run the file on arrays by the names of its inputs, in the file's order."""
+        raise NotImplementedError
+
+    def forward(self, *given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+        tensors = self._plan.arguments(given, named)
+        outputs = self.arrays({name: tensor.detach().numpy() for name, tensor in tensors.items()})
+        # Texts, sequences and maps are not tensors.
+        return tuple(
+            torch.from_numpy(value) for value in outputs if hasattr(value, "dtype") and value.dtype.kind in "fiub"
+        )
+
+
+class OnnxSession(FileSession):
+    """A file that ONNX Runtime has loaded."""
+
+    def __init__(self, model: FileModel, threads: int) -> None:
+        super().__init__(model, f"ONNX Runtime {onnxruntime().__version__}")
+        try:
+            self.runtime = open_session(model.file, threads)
+        except ConversionFailed as error:
+            raise MeasurementFailed(str(error)) from error
+
+    def arrays(self, arrays: dict[str, Any]) -> list[Any]:
+        return list(self.runtime.run(None, arrays))
+
+
+# Beside the sessions, because LiteRT's interpreter refuses to run while anybody else refers to its parts, and what can
+# be reached from a module is recorded while it is measured.
+_interpreters: WeakKeyDictionary[TfliteSession, Any] = WeakKeyDictionary()
+
+
+class TfliteSession(FileSession):
+    """A file that LiteRT's interpreter has loaded."""
+
+    def __init__(self, model: FileModel, threads: int) -> None:
+        super().__init__(model, "LiteRT")
+        package = import_optional(
+            "ai_edge_litert.interpreter", "running a .tflite file needs", "litert", "ai-edge-litert"
+        )
+        try:
+            interpreter = package.Interpreter(model_path=str(model.file), num_threads=threads)
+            interpreter.allocate_tensors()
+        except (ValueError, RuntimeError) as error:
+            raise MeasurementFailed(f"LiteRT cannot load {str(model.file)!r}: {first_line(error)}") from error
+        _interpreters[self] = interpreter
+        self._inputs = interpreter.get_input_details()
+        self._shapes = [tuple(details["shape"]) for details in self._inputs]
+
+    def arrays(self, arrays: dict[str, Any]) -> list[Any]:
+        interpreter = _interpreters[self]
+        # The interpreter and the file list the inputs in one order.
+        values = list(arrays.values())
+        if [array.shape for array in values] != self._shapes:
+            for details, array in zip(self._inputs, values, strict=True):
+                interpreter.resize_tensor_input(details["index"], array.shape)
+            interpreter.allocate_tensors()
+            self._shapes = [array.shape for array in values]
+        for details, array in zip(self._inputs, values, strict=True):
+            interpreter.set_tensor(details["index"], array)
+        interpreter.invoke()
+        return [interpreter.get_tensor(details["index"]) for details in interpreter.get_output_details()]
+
+
+def open_file_session(model: FileModel, threads: int | None = None) -> FileSession:
+    """Load a file in its own runtime.
+
+    Args:
+        model: The model that was read from the file.
+        threads: Threads of the runtime; as many as torch uses unless given.
+    """
+    count = torch.get_num_threads() if threads is None else threads
+    return (OnnxSession if isinstance(model, OnnxModel) else TfliteSession)(model, count)
+
+
 def caller_on(
     model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, device: Device, threads: int | None
 ) -> tuple[Caller, list[str]]:
     """Return what is run: the model on the device, or for a file its runtime, with a remark that says which."""
-    from edge_opt.measuring.file_session import open_file_session
-    from edge_opt.model_files.file_model import FileModel
-
     remarks = []
     if not isinstance(model, FileModel):
         model = on_device(model, device.torch_name)
@@ -392,12 +509,12 @@ _PACKAGES = ("torch", "numpy", "pandas", "torchvision", "timm", "onnxruntime", "
 _SIDE = 256
 
 
-def diagnose(max_time_s: float = 5.0, clock: Clock | None = None, progress: Progress | None = None) -> Diagnosis:
+def diagnose(max_time_s: float = 5.0) -> Diagnosis:
     """Return the machine, packages, devices and meters with why each is or is not usable, and the noise."""
     from edge_opt.measuring.energy import meters
 
     environment = read_environment()
-    noise, repetition = machine_noise(max_time_s, environment, clock, progress)
+    noise, repetition = machine_noise(max_time_s, environment)
     return Diagnosis(
         environment=environment,
         interop_threads=torch.get_num_interop_threads(),
@@ -413,9 +530,7 @@ def diagnose(max_time_s: float = 5.0, clock: Clock | None = None, progress: Prog
     )
 
 
-def machine_noise(
-    max_time_s: float, environment: Environment, clock: Clock | None = None, progress: Progress | None = None
-) -> tuple[Latency, Comparison]:
+def machine_noise(max_time_s: float, environment: Environment) -> tuple[Latency, Comparison]:
     """Measure a fixed matrix product against itself, in `max_time_s` at most: its latency, and how well it repeats."""
     if not max_time_s > 0:
         raise InvalidInput(f"the time to measure the noise is {max_time_s} s; it must be above 0, such as 5")
@@ -431,8 +546,6 @@ def machine_noise(
             min_time_s=max_time_s / 20,
             max_time_s=max_time_s * 0.4,
             target_precision=0.005,
-            clock=clock,
             environment=environment,
-            progress=progress,
         )
     return sides["once"], compare_latencies(sides["once"], sides["again"], paired=True)

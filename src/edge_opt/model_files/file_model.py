@@ -1,6 +1,6 @@
 """A model's file as a torch module: a trace of it is a reading of the file, without weights, which runs nothing.
 
-What is measured of a file is `measuring.file_session`: the file in its own runtime, never this module.
+What is measured of a file is `measuring.session.FileSession`: the file in its own runtime, never this module.
 """
 
 from __future__ import annotations

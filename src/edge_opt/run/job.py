@@ -27,10 +27,9 @@ from edge_opt.data import Splits
 from edge_opt.data.datasets import seeded
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed
 from edge_opt.explanation.sensitivity import sensitivity
-from edge_opt.measuring.allocator import ResidentGrowth
 from edge_opt.measuring.energy import measure_energy
 from edge_opt.measuring.latency import wait_for_quiet
-from edge_opt.measuring.machine import usable_cores
+from edge_opt.measuring.machine import ResidentGrowth
 from edge_opt.measuring.statistics import relative_half_width
 from edge_opt.profiling import profile
 from edge_opt.pruning.recipe import fingerprint, save_cut
@@ -430,7 +429,7 @@ class PipelineJob:
         first = measure_runner(runner, *inputs, **options)
         if not is_disturbed(first):
             return first
-        wait_for_quiet(QUIET_WITHIN * self.config.min_time_s, cores=usable_cores())
+        wait_for_quiet(QUIET_WITHIN * self.config.min_time_s)
         second = measure_runner(runner, *inputs, **options)
         return min((second, first), key=lambda each: (is_disturbed(each), relative_half_width(each.samples_s)))
 

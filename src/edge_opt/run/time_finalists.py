@@ -19,7 +19,6 @@ from edge_opt._support.json import from_plain, to_plain
 from edge_opt.compress import Runner, measure_runners, open_runner
 from edge_opt.errors import InvalidInput, UnreadableProfile, first_line
 from edge_opt.measuring.latency import wait_for_quiet
-from edge_opt.measuring.machine import usable_cores
 from edge_opt.measuring.ssh_board import Board, BoardUnavailable, TimingOrder, pack_inputs
 from edge_opt.measuring.statistics import log_batch_minima, mean_and_half_width
 from edge_opt.records.measurements import Latency
@@ -265,7 +264,7 @@ class FinalistTimer:
         while by_speed(sessions)[1] < wanted and len(sessions) < wanted + _MORE_PROCESSES:
             with measurement_lock(lambda: self.on_event(Notice(WAITING_TO_MEASURE))):
                 if sessions and sessions[-1].is_contended:
-                    wait_for_quiet(QUIET_WITHIN * _time_per_process(config), cores=usable_cores())
+                    wait_for_quiet(QUIET_WITHIN * _time_per_process(config))
                 limits = Limits(config.memory_limit_bytes)
                 outcome = isolation.run(job, "compare", (entries, inputs), folder, limits)
             if outcome.failure is not None:

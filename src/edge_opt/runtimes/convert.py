@@ -17,8 +17,7 @@ from edge_opt._support.deprecation import accept_former_parameters
 from edge_opt._support.files import own_folder, publish, staging
 from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.errors import ConversionFailed, InvalidInput
-from edge_opt.measuring.allocator import retain_freed_memory
-from edge_opt.measuring.machine import is_fast
+from edge_opt.measuring.machine import is_fast, retain_freed_memory
 from edge_opt.model_files.file_model import FileModel
 from edge_opt.quantization.fake_quantization import AUTO_BOUND, keep_float_until_it_agrees, ranked_layers
 from edge_opt.quantization.onnx_files import is_below, size_of, with_data

@@ -16,8 +16,8 @@ from torch import nn
 from edge_opt._support.files import own_folder
 from edge_opt._support.progress import quiet
 from edge_opt.errors import InvalidInput, translated
-from edge_opt.measuring.file_session import open_file_session, open_session, reason
 from edge_opt.measuring.runtime_profile import ProfileEntry, read_onnxruntime
+from edge_opt.measuring.session import open_file_session, open_session, reason
 from edge_opt.model_files.execution_plan import identifier
 from edge_opt.model_files.file_model import OnnxModel
 from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, Tensors, require, size_of

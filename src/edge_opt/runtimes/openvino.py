@@ -11,9 +11,9 @@ import torch
 
 from edge_opt._support.extras import import_optional
 from edge_opt.errors import InvalidInput, translated
-from edge_opt.measuring.file_session import reason
 from edge_opt.measuring.machine import cpu_flags
 from edge_opt.measuring.runtime_profile import ProfileEntry
+from edge_opt.measuring.session import reason
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.runtimes.export import build_float, build_int8
 from edge_opt.runtimes.kernels import inspect_kernels
