@@ -91,21 +91,3 @@ def xml(text: str) -> str:
     'a\\x00b\nc'
     """
     return "\n".join(map(printable, text.split("\n")))
-
-
-def edit_distance(tokens: Sequence[object], reference: Sequence[object]) -> int:
-    """Return how many tokens must be inserted, deleted or replaced to turn one sequence into the other.
-
-    >>> edit_distance("a cat sat here".split(), "the cat sat".split())
-    2
-    """
-    # One row of the Levenshtein table at a time: costs[c] is the distance of the tokens so far to reference[:c].
-    costs = list(range(len(reference) + 1))
-    for row, token in enumerate(tokens, 1):
-        diagonal, costs[0] = costs[0], row
-        for column, wanted in enumerate(reference, 1):
-            diagonal, costs[column] = (
-                costs[column],
-                min(costs[column] + 1, costs[column - 1] + 1, diagonal + (token != wanted)),
-            )
-    return costs[-1]

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from edge_opt.errors import InvalidInput, MeasurementFailed
-from edge_opt.tasks.metrics import METRICS, QualityMetric, metric_named, metric_of
+from edge_opt.tasks.metrics import METRICS, QualityMetric, edit_distance, metric_named, metric_of
 from edge_opt.tasks.paired_scores import paired_difference
-from edge_opt.text import edit_distance
 
 # Classes 0, 0, 1, 2; guesses 0, 1, 1, 2.
 SCORES = torch.tensor([[3.0, 1.0, 0.0], [1.0, 3.0, 0.0], [0.0, 3.0, 1.0], [0.0, 1.0, 3.0]])

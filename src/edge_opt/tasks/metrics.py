@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,6 @@ from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, first
 from edge_opt.loading import parse_reference
 from edge_opt.records.sweeps import MetricDirection
 from edge_opt.tasks.paired_scores import RESAMPLES, Numbers, Score, resampled
-from edge_opt.text import edit_distance
 from edge_opt.trace.inputs import flat_tensors, map_tensors
 
 
@@ -490,3 +489,21 @@ def _joined(parts: list[Any], name: str) -> Any:
 
 def _plain(value: Any) -> Any:
     return value.detach().cpu().double().numpy() if isinstance(value, torch.Tensor) else value
+
+
+def edit_distance(tokens: Sequence[object], reference: Sequence[object]) -> int:
+    """Return how many tokens must be inserted, deleted or replaced to turn one sequence into the other.
+
+    >>> edit_distance("a cat sat here".split(), "the cat sat".split())
+    2
+    """
+    # One row of the Levenshtein table at a time: costs[c] is the distance of the tokens so far to reference[:c].
+    costs = list(range(len(reference) + 1))
+    for row, token in enumerate(tokens, 1):
+        diagonal, costs[0] = costs[0], row
+        for column, wanted in enumerate(reference, 1):
+            diagonal, costs[column] = (
+                costs[column],
+                min(costs[column] + 1, costs[column - 1] + 1, diagonal + (token != wanted)),
+            )
+    return costs[-1]
