@@ -33,8 +33,8 @@ def test_memory_that_is_freed_is_not_fetched_again() -> None:
         if not is_kept:
             pytest.skip("this C library cannot be told")
         faults_of(2, 64 * MIB)
-        # another place for the block may be new once or twice; given back each time, all ten would be
-        assert faults_of(10, 64 * MIB) <= 2 * pages
+        # Another place for the block may be new a few times; given back each time, all ten would be.
+        assert faults_of(10, 64 * MIB) <= 5 * pages
 
 
 @linux

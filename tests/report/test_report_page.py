@@ -296,8 +296,14 @@ def test_dark_follows_the_system_and_the_button_overrules(browser: Browser, full
     tone = "getComputedStyle(document.body).backgroundColor"
     dark = page.run(tone)
     page.prefer("light")
-    light = page.run(f"new Promise((done) => setTimeout(done, 100)).then(() => {tone})")
-    assert dark != light
+    # The browser tells the page of the change a moment later.
+    page.run(
+        f"""(async () => {{
+            for (let wait = 0; wait < 500 && {tone} === "{dark}"; wait += 1)
+                await new Promise((done) => setTimeout(done, 20));
+        }})()"""
+    )
+    assert page.run(tone) != dark
     page.run("document.getElementById('theme').click()")
     assert page.run(tone) == dark
     page.close()
