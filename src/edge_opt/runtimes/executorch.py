@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
@@ -15,8 +16,8 @@ from edge_opt._support.progress import quiet
 from edge_opt.errors import InvalidInput, translated
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import LayerPrecision
-from edge_opt.runtimes.export import export_copy, first_success
-from edge_opt.runtimes.model_call import BatchAttempt, in_batches_of
+from edge_opt.runtimes.export import first_success
+from edge_opt.runtimes.model_call import BatchAttempt, FlatModel, in_batches_of
 from edge_opt.runtimes.protocol import (
     BuiltModel,
     ConversionRequest,
@@ -118,13 +119,7 @@ class ExecuTorch(Runtime):
         """Write a .pte file. static: ranges from calibration; dynamic: of each input to a linear layer."""
         if request.precision == "int8" and request.scheme == "weights":
             raise InvalidInput("ExecuTorch's int8 is static or dynamic here; use onnxruntime for weights alone")
-
-        def write(attempt: BatchAttempt) -> tuple[tuple[LayerPrecision, ...], int]:
-            with quiet():
-                return _write(request, attempt)
-
-        (layers, arena_bytes), batch = first_success(request.call, write, "ExecuTorch")
-        remarks = [] if batch is None else [f"the batch is fixed at {batch}: ExecuTorch could not leave it open"]
+        (layers, arena_bytes), batch, remarks = first_success(request.call, partial(_write, request), "ExecuTorch")
         remarks.append(
             f"planned memory: {units.size(arena_bytes)} for tensors between its parts, batches of "
             f"{batch or _MAX_SAMPLES}; XNNPACK's own comes on top"
@@ -140,12 +135,12 @@ class ExecuTorch(Runtime):
         return Program("executorch", "import torch\nfrom executorch.runtime import Runtime", _BODY)
 
 
-def _write(request: ConversionRequest, attempt: BatchAttempt) -> tuple[tuple[LayerPrecision, ...], int]:
+def _write(
+    request: ConversionRequest, adapter: FlatModel, attempt: BatchAttempt
+) -> tuple[tuple[LayerPrecision, ...], int]:
     """Write the file; returns what its layers run in, and the bytes of the arena that was planned."""
     exir = _part("executorch.exir")
     partitioner = _part("executorch.backends.xnnpack.partition.xnnpack_partitioner").XnnpackPartitioner
-    call = request.call
-    adapter = call.flat(None, export_copy(call.model, call)).eval()
     shapes = attempt.dynamic_shapes(torch.export.Dim("batch", min=1, max=_MAX_SAMPLES))
     with torch.no_grad():
         program = torch.export.export(adapter, attempt.tensors, dynamic_shapes=shapes)

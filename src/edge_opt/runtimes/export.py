@@ -89,12 +89,11 @@ def export(call: ModelCall, path: Path, dtype: torch.dtype | None = None, model:
     """
     require("onnx")
     require("onnxscript")
-    source = call.model if model is None else model
     remarks: list[str] = []
     adapters: list[FlatModel] = []
 
     def adapter() -> FlatModel:
-        adapters.append(call.flat(dtype, export_copy(source, call, dtype)))
+        adapters.append(export_copy(call, dtype, model))
         return adapters[-1]
 
     with quiet():
@@ -123,37 +122,44 @@ def export_quickly(call: ModelCall, path: Path) -> Exported:
     """
     with quiet():
         try:
-            outputs, batch = _by_tracing(lambda: call.flat(None, export_copy(call.model, call)), call, path)
+            outputs, batch = _by_tracing(lambda: export_copy(call), call, path)
         except Exception:  # whatever the tracer meets: there is another way
             return export(call, path)
     return Exported(str(path), call.names, outputs, batch, size_of(path))
 
 
-def export_copy(model: nn.Module, call: ModelCall, dtype: torch.dtype | None = None) -> nn.Module:
-    """Return a copy to be exported, which was run once, so that what it caches is real.
+def export_copy(call: ModelCall, dtype: torch.dtype | None = None, model: nn.Module | None = None) -> FlatModel:
+    """Return a copy to be exported, behind flat tensors, which was run once, so that what it caches is real.
 
     An exporter runs a model on tensors without data, and a cache would keep those. A model that cannot be copied is
-    exported itself.
+    exported itself. With a `dtype`, `model` is a copy of the call's in that type.
     """
+    source = call.model if model is None else model
     try:
-        copied = copy.deepcopy(model).eval()
+        adapter = call.flat(dtype, copy.deepcopy(source).eval())
     except Exception:  # tensors with a history, locks, open files
-        return model
+        return call.flat(dtype, source)
     # A model that refuses the example fails in the exporter again, which says better where.
     with call.running(), suppress(Exception):
-        call.flat(dtype, copied)(*(tensor.clone() for tensor in call.tensors))
-    return copied
+        adapter(*(tensor.clone() for tensor in call.tensors))
+    return adapter
 
 
-def first_success(call: ModelCall, write: Callable[[BatchAttempt], T], title: str) -> tuple[T, int | None]:
-    """Write a file for any batch, or for the example's where that fails; returns what `write` does, and the batch.
+def first_success(
+    call: ModelCall, write: Callable[[FlatModel, BatchAttempt], T], title: str
+) -> tuple[T, int | None, list[str]]:
+    """Write a file for any batch, or for the example's where that fails.
 
-    The first failure is raised where both fail: the one of a fixed batch is often a consequence.
+    Returns what `write` returns for a copy of the model, the batch, and a remark where it is fixed. The first failure
+    is raised where both fail: the one of a fixed batch is often a consequence.
     """
     problem: Exception | None = None
     for attempt in batch_attempts(call):
+        batch = attempt.batch
+        remarks = [] if batch is None else [f"the batch is fixed at {batch}: {title} could not leave it open"]
         try:
-            return write(attempt), attempt.batch
+            with quiet():
+                return write(export_copy(call).eval(), attempt), batch, remarks
         except (OSError, EdgeOptError):
             raise
         except Exception as error:  # torch.export and the converters each have classes of their own
@@ -377,18 +383,11 @@ def build_float(request: ConversionRequest, precision: str) -> BuiltModel:
     return BuiltModel(request.path, exported.outputs, exported.remarks, reference=request.path, batch=exported.batch)
 
 
-def build_int8(request: ConversionRequest) -> BuiltModel:
-    """Write the model in int8 by the scheme of the request; static int8 is one file for all runtimes."""
-    return QuantizableModel(request).build(request)
-
-
-def build_int4(request: ConversionRequest) -> BuiltModel:
-    """Write the weights of products in 4 bits, in groups; everything else stays in float."""
-    return QuantizableModel(request).build(replace(request, scheme="weights"), bits=4)
-
-
 class QuantizableModel:
-    """A float file, prepared once, with the ranges found once, for as many quantized files as are tried."""
+    """A float file, prepared once, with the ranges found once, for as many quantized files as are tried.
+
+    Static int8 is one file for all runtimes. int4 is of the weights of products; everything else stays in float.
+    """
 
     def __init__(self, request: ConversionRequest) -> None:
         self._float = build_float(replace(request, filename=f"float-{request.filename}"), "fp32")
@@ -396,19 +395,18 @@ class QuantizableModel:
             self._source = prepare(self._float.path, request.folder / f"prepared-{request.filename}")
         self._calibrated: Calibrated | None = None
 
-    def build(self, request: ConversionRequest, bits: int = 8) -> BuiltModel:
-        """Write one quantized file."""
+    def build(self, request: ConversionRequest) -> BuiltModel:
+        """Write one quantized file, by the scheme of the request."""
         report_progress(f"quantizing to {request.precision}, {request.scheme}")
         built = replace(self._float, path=request.path, reference=self._source.path)
         if request.scheme == "static":
             return self._static(request, built)
-        remarks = built.remarks
         if request.scheme == "dynamic":
             quantize_dynamic(self._source, request.path, request.keep_float, is_reduced(request.reduce_range))
-            remarks = (*remarks, *range_remarks(request.reduce_range))
-        else:
-            quantize_weights(self._source, request.path, request.keep_float, bits, request.group_size)
-        return replace(built, remarks=remarks)
+            return replace(built, remarks=(*built.remarks, *range_remarks(request.reduce_range)))
+        bits = 4 if request.precision == "int4" else 8
+        quantize_weights(self._source, request.path, request.keep_float, bits, request.group_size)
+        return built
 
     def _static(self, request: ConversionRequest, built: BuiltModel) -> BuiltModel:
         assert request.calibration is not None

@@ -16,8 +16,8 @@ from edge_opt._support.progress import quiet
 from edge_opt.errors import translated
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import LayerPrecision
-from edge_opt.runtimes.export import export_copy, first_success
-from edge_opt.runtimes.model_call import BatchAttempt, ModelCall, in_batches_of
+from edge_opt.runtimes.export import first_success
+from edge_opt.runtimes.model_call import BatchAttempt, FlatModel, ModelCall, in_batches_of
 from edge_opt.runtimes.protocol import (
     BuiltModel,
     ConversionRequest,
@@ -199,15 +199,12 @@ def _written(call: ModelCall, path: Path) -> BuiltModel:
     convert = _part("litert_torch").convert
     _part("ai_edge_litert.interpreter")
 
-    def write(attempt: BatchAttempt) -> None:
-        adapter = call.flat(None, export_copy(call.model, call)).eval()
+    def write(adapter: FlatModel, attempt: BatchAttempt) -> None:
         shapes = attempt.dynamic_shapes(torch.export.Dim("batch", min=1))
-        with quiet():
-            convert(adapter, attempt.tensors, dynamic_shapes=shapes).export(str(path))
+        convert(adapter, attempt.tensors, dynamic_shapes=shapes).export(str(path))
 
-    _, batch = first_success(call, write, "LiteRT")
-    remarks = () if batch is None else (f"the batch is fixed at {batch}: LiteRT could not leave it open",)
-    return BuiltModel(path, remarks=remarks, batch=batch)
+    _, batch, remarks = first_success(call, write, "LiteRT")
+    return BuiltModel(path, remarks=tuple(remarks), batch=batch)
 
 
 def _layers(runner: LiteRtRunner, paths: tuple[str, ...], asked: str) -> tuple[LayerPrecision, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +21,7 @@ from edge_opt.model_files.execution_plan import identifier
 from edge_opt.model_files.file_model import OnnxModel
 from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, Tensors, require, size_of
 from edge_opt.records.conversions import Exported
-from edge_opt.runtimes.export import build_float, build_int4, build_int8
+from edge_opt.runtimes.export import QuantizableModel, build_float
 from edge_opt.runtimes.kernels import inspect_kernels
 from edge_opt.runtimes.model_call import ModelCall, flat_call
 from edge_opt.runtimes.protocol import (
@@ -98,9 +97,9 @@ class OnnxRuntime(Runtime):
 
     def build(self, request: ConversionRequest) -> BuiltModel:
         """Write an ONNX file in the precision."""
-        if request.precision == "int8":
-            return build_int8(request)
-        return build_int4(request) if request.precision == "int4" else build_float(request, request.precision)
+        if request.precision in ("int8", "int4"):
+            return QuantizableModel(request).build(request)
+        return build_float(request, request.precision)
 
     def inspect(self, built: BuiltModel, runner: Any, request: ConversionRequest, batch: Tensors) -> Inspection:
         """Read kernels from its profiler."""
@@ -117,8 +116,6 @@ _QUANTIZED = frozenset(
     "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul MatMulInteger ConvInteger "
     "MatMulNBits".split()
 )
-_RECURRENT = frozenset(("LSTM", "GRU", "RNN"))
-_ATTENTION = frozenset(("Attention", "MultiHeadAttention", "GroupQueryAttention"))
 
 
 class _SourceFile(nn.Module):
@@ -156,20 +153,6 @@ def file_call(
     return flat_call(original, tensors, tuple(model.plan.names)), _labelled(model, own_folder())
 
 
-def _file_scheme(model: OnnxModel) -> str:
-    """Return how a file is quantized unless asked: dynamic where it is recurrent or mostly attention, else static."""
-    nodes = model.plan.nodes
-    if any(node.op in _RECURRENT for node in nodes):
-        return "dynamic"
-    weighted = {name for node in nodes if node.op == "Softmax" for name in node.outputs}
-    attends = any(
-        node.op in _ATTENTION or (node.op == "MatMul" and weighted.intersection(node.inputs)) for node in nodes
-    )
-    sizes = [(len(tensor.shape), prod(tensor.shape)) for tensor in model.parameters()]
-    matrices = sum(size for rank, size in sizes if rank == 2)
-    return "dynamic" if attends and matrices > sum(size for rank, size in sizes if rank > 2) else "static"
-
-
 def _labelled(model: OnnxModel, folder: Path) -> Exported:
     """Write a copy of the file in which each node has a name and says whose it is."""
     onnx = require("onnx")
@@ -195,7 +178,8 @@ def _labelled(model: OnnxModel, folder: Path) -> Exported:
 
 
 SCHEMES = ("auto", "static", "dynamic", "weights")
-_RECURRENT_LAYERS = (nn.LSTM, nn.GRU, nn.RNN)
+_ATTENTION = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
+_RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 def chosen_scheme(model: nn.Module, precision: str, runtime: Runtime, scheme: str) -> str:
@@ -214,10 +198,18 @@ def chosen_scheme(model: nn.Module, precision: str, runtime: Runtime, scheme: st
     if scheme != "auto":
         return scheme
     if isinstance(model, OnnxModel):
-        return _file_scheme(model)
-    if any(isinstance(module, _RECURRENT_LAYERS) for module in model.modules()):
+        nodes = model.plan.nodes
+        is_recurrent = any(node.op in _RECURRENT for node in nodes)
+        weighted = {name for node in nodes if node.op == "Softmax" for name in node.outputs}
+        # Its products are written out in most files: weights of a softmax, times values.
+        has_attention = any(
+            node.op in _ATTENTION or (node.op == "MatMul" and weighted.intersection(node.inputs)) for node in nodes
+        )
+    else:
+        is_recurrent = any(isinstance(module, (nn.LSTM, nn.GRU, nn.RNN)) for module in model.modules())
+        has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())
+    if is_recurrent:
         return "dynamic"
-    has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())
     matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
     kernels = sum(p.numel() for p in model.parameters() if p.dim() > 2)
     return "dynamic" if has_attention and matrices > kernels else "static"

@@ -15,7 +15,7 @@ from edge_opt.measuring.machine import cpu_flags
 from edge_opt.measuring.runtime_profile import ProfileEntry
 from edge_opt.measuring.session import reason
 from edge_opt.quantization.onnx_files import Tensors
-from edge_opt.runtimes.export import build_float, build_int8
+from edge_opt.runtimes.export import QuantizableModel, build_float
 from edge_opt.runtimes.kernels import inspect_kernels
 from edge_opt.runtimes.protocol import (
     BuiltModel,
@@ -134,7 +134,7 @@ class OpenVino(Runtime):
 
     def build(self, request: ConversionRequest) -> BuiltModel:
         """Write a float32 file, which it computes in what it is asked for, or an int8 one."""
-        return build_int8(request) if request.precision == "int8" else build_float(request, "fp32")
+        return QuantizableModel(request).build(request) if request.precision == "int8" else build_float(request, "fp32")
 
     def inspect(self, built: BuiltModel, runner: Any, request: ConversionRequest, batch: Tensors) -> Inspection:
         """Read kernels from its counters."""
