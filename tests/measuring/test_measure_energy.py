@@ -14,7 +14,6 @@ from edge_opt.errors import InvalidInput, MeterFailed
 from edge_opt.measuring.energy import (
     NvmlMeter,
     PowerIntegral,
-    SensorAccess,
     gpu_of,
     in_thread,
     measure_energy,
@@ -61,7 +60,7 @@ def laptop(tmp_path: Path) -> Replay:
 
 
 def test_rapl_adds_package_and_memory_and_nothing_twice(laptop: Replay) -> None:
-    energy, refusals = measure_energy(laptop.run, latency_of(0.05), access=laptop.access())
+    energy, refusals = laptop.metered(laptop.run, latency_of(0.05))
     assert energy is not None
     assert energy.joules == pytest.approx((20 + 3) * 0.05)
     assert (energy.source, energy.idle_watts, refusals) == ("rapl", None, ())
@@ -69,7 +68,7 @@ def test_rapl_adds_package_and_memory_and_nothing_twice(laptop: Replay) -> None:
 
 
 def test_idle_power_is_measured_before_and_subtracted_on_request(laptop: Replay) -> None:
-    energy, _ = measure_energy(laptop.run, latency_of(0.05), subtract_idle=True, access=laptop.access())
+    energy, _ = laptop.metered(laptop.run, latency_of(0.05), subtract_idle=True)
     assert energy is not None
     assert energy.idle_watts == pytest.approx(4 + 1)
     assert energy.joules == pytest.approx((23 - 5) * 0.05)
@@ -86,7 +85,7 @@ def test_counters_that_wrap_around_count_on(tmp_path: Path) -> None:
         f"{zones}1/energy_uj": 50,
         f"{zones}1:0/energy_uj": 5,
     }
-    energy, _ = measure_energy(machine.run, latency_of(0.05), access=machine.access())
+    energy, _ = machine.metered(machine.run, latency_of(0.05))
     assert energy is not None
     assert energy.joules == pytest.approx((100 + 10 + 50 + 5) * 0.05)
     assert int((tmp_path / zones).with_name("intel-rapl:0").joinpath("energy_uj").read_text()) < 200e6
@@ -99,16 +98,16 @@ def test_a_counter_that_is_reset_is_not_taken_for_a_wrap_around(laptop: Replay) 
             (laptop.root / PACKAGE).write_text("0")
 
     with pytest.raises(MeterFailed, match="went back from .* no wrap-around"):
-        measure_energy(run, latency_of(0.05), energy="rapl", access=laptop.access())
+        laptop.metered(run, latency_of(0.05), energy="rapl")
 
 
 def test_work_lasts_as_long_as_the_resolution_asks(laptop: Replay) -> None:
     # At least min_time_s; a block of a tenth of it may come on top.
-    measure_energy(laptop.run, latency_of(0.05), min_time_s=2.0, access=laptop.access())
+    laptop.metered(laptop.run, latency_of(0.05), min_time_s=2.0)
     assert 40 <= laptop.runs <= 44
     # 61 µJ steps at 2 % ask for 3.05 mJ: 3.05 s at 1 mW.
     laptop.load, laptop.runs = {PACKAGE: 1e-3}, 0
-    energy, _ = measure_energy(laptop.run, latency_of(0.05), access=laptop.access())
+    energy, _ = laptop.metered(laptop.run, latency_of(0.05))
     assert energy is not None
     assert 61 <= laptop.runs <= 66
     assert energy.joules == pytest.approx(1e-3 * 0.05, rel=0.02)
@@ -117,22 +116,26 @@ def test_work_lasts_as_long_as_the_resolution_asks(laptop: Replay) -> None:
 def test_a_counter_that_does_not_move_is_an_error_not_zero(laptop: Replay) -> None:
     laptop.load = {}
     with pytest.raises(MeterFailed, match="moved by 0 J in .* s of work; it is stuck"):
-        measure_energy(laptop.run, latency_of(0.05), energy="rapl", access=laptop.access())
+        laptop.metered(laptop.run, latency_of(0.05), energy="rapl")
 
 
 def test_work_below_idle_power_is_an_error_not_negative(laptop: Replay) -> None:
     laptop.idle = {PACKAGE: 40}
     with pytest.raises(MeterFailed, match="took 23 W under work and 40 W before it; the machine was not idle"):
-        measure_energy(laptop.run, latency_of(0.05), energy="rapl", subtract_idle=True, access=laptop.access())
+        laptop.metered(laptop.run, latency_of(0.05), energy="rapl", subtract_idle=True)
 
 
-def test_permission_denied_names_the_cure(laptop: Replay) -> None:
+def test_permission_denied_names_the_cure(laptop: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
+    readable = Path.read_text
+
     def read(path: Path) -> str:
         if path.name == "energy_uj":
             raise PermissionError(13, "Permission denied", str(path))
-        return path.read_text()
+        return readable(path)
 
-    energy, refusals = measure_energy(laptop.run, latency_of(0.05), access=laptop.access(read=read))
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "read_text", read)
+        energy, refusals = laptop.metered(laptop.run, latency_of(0.05))
     assert energy is None
     assert refusals[0].meter == "rapl"
     assert "readable by root alone" in refusals[0].reason
@@ -141,7 +144,7 @@ def test_permission_denied_names_the_cure(laptop: Replay) -> None:
 
 def test_a_memory_zone_without_data_is_left_out_and_not_named(laptop: Replay) -> None:
     (laptop.root / DRAM).unlink()
-    energy, _ = measure_energy(laptop.run, latency_of(0.05), access=laptop.access())
+    energy, _ = laptop.metered(laptop.run, latency_of(0.05))
     assert energy is not None
     assert energy.joules == pytest.approx(20 * 0.05)
     assert "dram" not in energy.note
@@ -150,12 +153,12 @@ def test_a_memory_zone_without_data_is_left_out_and_not_named(laptop: Replay) ->
 def test_a_sensor_that_disappears_in_mid_run_is_an_error(laptop: Replay) -> None:
     laptop.lost, laptop.lost_at_s = PACKAGE, laptop.now_s + 0.5
     with pytest.raises(MeterFailed, match="energy_uj cannot be read"):
-        measure_energy(laptop.run, latency_of(0.05), energy="rapl", access=laptop.access())
+        laptop.metered(laptop.run, latency_of(0.05), energy="rapl")
 
 
 def test_a_sensor_that_disappears_is_a_refusal_in_auto_mode_and_the_next_meter_is_taken(laptop: Replay) -> None:
     laptop.lost, laptop.lost_at_s = PACKAGE, laptop.now_s + 0.5
-    energy, refusals = measure_energy(laptop.run, latency_of(0.05), power_watts=5, access=laptop.access())
+    energy, refusals = laptop.metered(laptop.run, latency_of(0.05), power_watts=5)
     assert energy is not None
     assert (energy.source, energy.joules) == ("proxy", pytest.approx(5 * 0.05))
     assert [refusal.meter for refusal in refusals] == ["rapl", "nvml", "jetson"]
@@ -176,7 +179,7 @@ def test_jetson_power_is_sampled_over_the_rails_that_feed_the_module(tmp_path: P
         "jetson_nano": ({"sys/bus/i2c/drivers/ina3221x/6-0040/iio:device0/in_power0_input": 7500}, 7.5),
     }
     machine.load, watts = loads[recording]
-    energy, refusals = measure_energy(machine.run, latency_of(0.02), access=machine.access())
+    energy, refusals = machine.metered(machine.run, latency_of(0.02))
     assert energy is not None
     assert energy.source == "jetson"
     # The first sample still shows the recorded, idle power: half a period of 50 ms in at least 2.5 s.
@@ -188,7 +191,7 @@ def test_jetson_power_is_sampled_over_the_rails_that_feed_the_module(tmp_path: P
 def test_jetson_reads_power_files_where_a_driver_has_them(tmp_path: Path) -> None:
     machine = Replay(tmp_path, "jetson_xavier_nx", forward_s=0.02)
     (tmp_path / "sys/class/hwmon/hwmon6/power1_input").write_text("9000000")
-    energy, _ = measure_energy(machine.run, latency_of(0.02), energy="jetson", device="cuda", access=machine.access())
+    energy, _ = machine.metered(machine.run, latency_of(0.02), energy="jetson", device="cuda")
     assert energy is not None
     assert energy.joules == pytest.approx(9 * 0.02)
 
@@ -197,23 +200,22 @@ def test_a_jetson_rail_that_disappears_between_samples_is_reported(tmp_path: Pat
     machine = Replay(tmp_path, "jetson_xavier_nx", forward_s=0.02)
     machine.lost, machine.lost_at_s = "sys/class/hwmon/hwmon6/curr1_input", machine.now_s + 0.6
     with pytest.raises(MeterFailed, match="curr1_input cannot be read"):
-        measure_energy(machine.run, latency_of(0.02), energy="jetson", access=machine.access())
+        machine.metered(machine.run, latency_of(0.02), energy="jetson")
     assert machine.ticks == []
 
 
 def test_rails_of_an_unknown_board_are_named_not_guessed(tmp_path: Path) -> None:
-    Replay(tmp_path, "jetson_xavier_nx")
+    machine = Replay(tmp_path, "jetson_xavier_nx")
     (tmp_path / "sys/class/hwmon/hwmon6/in1_label").write_text("VDD_FUTURE")
-    refusal = {meter.name: meter.refusal for meter in meters(SensorAccess(tmp_path))}["jetson"]
+    with machine.in_place():
+        refusal = {meter.name: meter.refusal for meter in meters()}["jetson"]
     assert refusal == "which of the rails VDD_CPU_GPU_CV, VDD_FUTURE, VDD_SOC add up to this board is not known"
 
 
 def test_nvml_reads_the_energy_counter_of_the_gpu(tmp_path: Path) -> None:
     machine = Replay(tmp_path, forward_s=0.004)
     library = RecordedNvml(machine, watts=250)
-    energy, refusals = measure_energy(
-        machine.run, latency_of(0.004), device="cuda:1", access=machine.access(nvml=library)
-    )
+    energy, refusals = machine.metered(machine.run, latency_of(0.004), device="cuda:1", nvml=library)
     assert energy is not None
     assert energy.joules == pytest.approx(250 * 0.004, rel=1e-4)
     assert energy.source == "nvml"
@@ -228,7 +230,7 @@ def test_nvml_reads_the_energy_counter_of_the_gpu(tmp_path: Path) -> None:
 def test_nvml_samples_power_where_there_is_no_counter(tmp_path: Path) -> None:
     machine = Replay(tmp_path, forward_s=0.004)
     library = RecordedNvml(machine, watts=60, has_counter=False)
-    energy, _ = measure_energy(machine.run, latency_of(0.004), device="cuda", access=machine.access(nvml=library))
+    energy, _ = machine.metered(machine.run, latency_of(0.004), device="cuda", nvml=library)
     assert energy is not None
     assert energy.joules == pytest.approx(60 * 0.004)
     assert "sampled" in energy.note
@@ -249,35 +251,35 @@ def test_nvml_says_why_not(tmp_path: Path, change: dict[str, object], reason: st
     for name, value in change.items():
         setattr(library, name, value)
     with pytest.raises(MeterFailed, match=reason):
-        measure_energy(
-            machine.run, latency_of(0.004), energy="nvml", device="cuda", access=machine.access(nvml=library)
-        )
+        machine.metered(machine.run, latency_of(0.004), energy="nvml", device="cuda", nvml=library)
     assert library.sessions == 0
 
 
 def test_a_gpu_is_asked_for_by_uuid_or_refused(tmp_path: Path) -> None:
-    library = RecordedNvml(Replay(tmp_path), watts=60)
-    NvmlMeter(SensorAccess(nvml=library), "GPU-8932f937").available()
-    assert library.asked == ["GPU-8932f937"]
-    with pytest.raises(MeterFailed, match="NVML has no GPU 5"):
-        NvmlMeter(SensorAccess(nvml=library), 5).available()
+    machine = Replay(tmp_path)
+    library = RecordedNvml(machine, watts=60)
+    with machine.in_place(library):
+        NvmlMeter("GPU-8932f937").available()
+        assert library.asked == ["GPU-8932f937"]
+        with pytest.raises(MeterFailed, match="NVML has no GPU 5"):
+            NvmlMeter(5).available()
     assert (gpu_of("cpu"), library.sessions) == (0, 0)
 
 
 def test_meters_blind_to_the_device_are_passed_over(laptop: Replay) -> None:
     library = RecordedNvml(laptop, watts=100)
-    energy, refusals = measure_energy(laptop.run, latency_of(0.05), device="cuda", access=laptop.access(nvml=library))
+    energy, refusals = laptop.metered(laptop.run, latency_of(0.05), device="cuda", nvml=library)
     assert energy is not None
     assert energy.source == "nvml"
     assert refusals[0].reason == "it counts the energy of cpu alone, and the model runs on cuda"
-    by_name, _ = measure_energy(laptop.run, latency_of(0.05), device="cuda", energy="rapl", access=laptop.access())
+    by_name, _ = laptop.metered(laptop.run, latency_of(0.05), device="cuda", energy="rapl")
     assert by_name is not None
     assert by_name.note.endswith("it counts the energy of cpu alone, and the model runs on cuda")
 
 
 def test_the_proxy_is_power_times_median_latency_and_says_so(tmp_path: Path) -> None:
     machine = Replay(tmp_path)
-    energy, refusals = measure_energy(machine.run, latency_of(0.25), power_watts=2, access=machine.access())
+    energy, refusals = machine.metered(machine.run, latency_of(0.25), power_watts=2)
     assert energy is not None
     assert energy.joules == 2 * 0.25
     assert energy.note == "proxy, not measured: 2 W given × median latency of 0.25 s"
@@ -286,21 +288,16 @@ def test_the_proxy_is_power_times_median_latency_and_says_so(tmp_path: Path) -> 
 
 
 def test_the_proxy_owns_up_that_idle_power_is_in(tmp_path: Path) -> None:
-    energy, _ = measure_energy(
-        Replay(tmp_path).run,
-        latency_of(0.25),
-        energy="proxy",
-        power_watts=2,
-        subtract_idle=True,
-        access=SensorAccess(tmp_path),
-    )
+    machine = Replay(tmp_path)
+    energy, _ = machine.metered(machine.run, latency_of(0.25), energy="proxy", power_watts=2, subtract_idle=True)
     assert energy is not None
     assert energy.idle_watts is None
     assert "idle power is not known and not subtracted" in energy.note
 
 
 def test_without_any_meter_there_is_no_figure_but_a_reason_each(tmp_path: Path) -> None:
-    energy, refusals = measure_energy(Replay(tmp_path).run, latency_of(0.25), access=SensorAccess(tmp_path))
+    machine = Replay(tmp_path)
+    energy, refusals = machine.metered(machine.run, latency_of(0.25))
     assert energy is None
     assert [refusal.meter for refusal in refusals] == ["rapl", "nvml", "jetson", "proxy"]
     assert "no package counter" in refusals[0].reason
@@ -309,7 +306,7 @@ def test_without_any_meter_there_is_no_figure_but_a_reason_each(tmp_path: Path) 
 
 
 def test_no_energy_asked_no_energy_sought(laptop: Replay) -> None:
-    assert measure_energy(laptop.run, latency_of(0.05), energy=None, access=laptop.access()) == (None, ())
+    assert laptop.metered(laptop.run, latency_of(0.05), energy=None) == (None, ())
     assert laptop.runs == 0
 
 
@@ -351,9 +348,10 @@ def test_the_model_of_energy_names_what_it_cannot_price() -> None:
 
 @pytest.mark.parametrize("name", ["rapl", "nvml", "jetson", "proxy", "model"])
 def test_a_meter_asked_for_by_name_works_or_raises(tmp_path: Path, name: str) -> None:
-    library = RecordedNvml(Replay(tmp_path), watts=60, has_counter=False, has_power=False)
+    machine = Replay(tmp_path)
+    library = RecordedNvml(machine, watts=60, has_counter=False, has_power=False)
     with pytest.raises(MeterFailed, match=f"the meter '{name}' cannot be used: "):
-        measure_energy(lambda: None, latency_of(1), energy=name, access=SensorAccess(tmp_path, library))
+        machine.metered(lambda: None, latency_of(1), library, energy=name)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +379,7 @@ def test_an_error_of_the_model_passes_through_and_sampling_ends(tmp_path: Path) 
             raise RuntimeError("forward gave up")
 
     with pytest.raises(RuntimeError, match="forward gave up"):
-        measure_energy(run, latency_of(0.02), access=machine.access())
+        machine.metered(run, latency_of(0.02))
     assert machine.ticks == []
 
 
@@ -400,7 +398,7 @@ def test_the_sampling_thread_ticks_until_the_block_ends() -> None:
     assert threading.active_count() == before
 
 
-def test_power_is_integrated_by_trapezoids() -> None:
+def test_power_is_integrated_by_trapezoids(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = iter([(0.0, 10.0), (1.0, 20.0), (3.0, 20.0), (3.5, 10.0)])
     now_s, now_watts = 0.0, 0.0
 
@@ -410,14 +408,16 @@ def test_power_is_integrated_by_trapezoids() -> None:
         return now_watts
 
     # The first time is taken before the first sample, all others after theirs.
-    integral = PowerIntegral(watts, lambda: now_s)
+    monkeypatch.setattr("time.perf_counter", lambda: now_s)
+    integral = PowerIntegral(watts)
     integral.sample()
     integral.sample()
     assert integral.joules() == 15 * 1 + 20 * 2 + 15 * 0.5
 
 
 def test_every_meter_is_listed_with_its_reason(laptop: Replay) -> None:
-    listed = {meter.name: meter.refusal for meter in meters(laptop.access())}
+    with laptop.in_place():
+        listed = {meter.name: meter.refusal for meter in meters()}
     assert list(listed) == ["rapl", "nvml", "jetson", "proxy", "model"]
     assert listed["rapl"] is None
     assert all(listed[name] for name in ("jetson", "proxy", "model"))

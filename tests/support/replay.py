@@ -6,9 +6,13 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from edge_opt.measuring.energy import SensorAccess
+import pytest
+
+from edge_opt.measuring import energy
+from edge_opt.records.measurements import Energy, Latency, Refusal
 
 RECORDINGS = Path(__file__).parents[1] / "recordings" / "energy"
 
@@ -81,9 +85,23 @@ class Replay:
         self._fractions[name] = exact_uj % 1
         path.write_text(f"{int(exact_uj) % limit_uj}\n")
 
-    def access(self, **more: Any) -> SensorAccess:
-        """What `measure_energy` takes in place of the real machine."""
-        return SensorAccess(root=self.root, now=self.now, sleep=self.sleep, background=self.background, **more)
+    @contextmanager
+    def in_place(self, nvml: Any = None) -> Iterator[None]:
+        """Let the meters read this instead of the real machine."""
+        with pytest.MonkeyPatch.context() as patches:
+            patches.setattr(energy, "_ROOT", self.root)
+            patches.setattr(energy, "time", SimpleNamespace(perf_counter=self.now, sleep=self.sleep))
+            patches.setattr(energy, "in_thread", self.background)
+            if nvml is not None:
+                patches.setattr(energy, "import_module", lambda _: nvml)
+            yield
+
+    def metered(
+        self, run: Callable[[], object], latency: Latency, nvml: Any = None, **options: Any
+    ) -> tuple[Energy | None, tuple[Refusal, ...]]:
+        """Return what `measure_energy` says of this machine."""
+        with self.in_place(nvml):
+            return energy.measure_energy(run, latency, **options)
 
 
 class NvmlError(Exception):

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
 from itertools import product
@@ -67,33 +67,24 @@ def in_thread(tick: Callable[[], None], period_s: float) -> Iterator[None]:
         thread.join()
 
 
-@dataclass(frozen=True, slots=True)
-class SensorAccess:
-    """The machine's files, NVML and time. Tests replay recordings through it.
+# Where the system shows its sensors. Tests replace it by a recording.
+_ROOT = Path("/")
 
-    `nvml` is the module `pynvml`, imported when it is None.
-    """
 
-    root: Path = Path("/")
-    nvml: Any = None
-    now: Callable[[], float] = time.perf_counter
-    sleep: Callable[[float], None] = time.sleep
-    background: Callable[[Callable[[], None], float], AbstractContextManager[None]] = in_thread
-    read: Callable[[Path], str] = Path.read_text
+def _number(path: Path) -> int:
+    """Return the whole number in a sensor's file."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError) as error:
+        raise MeterFailed(f"{path} cannot be read ({error})") from error
 
-    def number(self, path: Path) -> int:
-        """Return the whole number in a sensor's file."""
-        try:
-            return int(self.read(path))
-        except (OSError, ValueError) as error:
-            raise MeterFailed(f"{path} cannot be read ({error})") from error
 
-    def text(self, path: Path) -> str | None:
-        """Return the stripped text of a sensor's file; None where there is none."""
-        try:
-            return self.read(path).strip()
-        except OSError:
-            return None
+def _text(path: Path) -> str | None:
+    """Return the stripped text of a sensor's file; None where there is none."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
 
 
 class MeteredWork(NamedTuple):
@@ -147,9 +138,6 @@ class SensorMeter(EnergyMeter):
     update_s: float
     step_j: float = 0.0
 
-    def __init__(self, access: SensorAccess) -> None:
-        self.access = access
-
     @property
     @abstractmethod
     def counts(self) -> str:
@@ -164,12 +152,12 @@ class SensorMeter(EnergyMeter):
         window_s = max(work.min_time_s, self.update_s / _PRECISION)
         least_j = self.step_j / _PRECISION
         block = math.ceil(window_s / _BLOCKS / max(work.latency.median_s, 1e-9))
-        now = self.access.now
+        now = time.perf_counter
         with self.opened() as joules:
             idle_watts = None
             if work.subtract_idle:
                 start_j, start_s = joules(), now()
-                self.access.sleep(window_s)
+                time.sleep(window_s)
                 idle_watts = (joules() - start_j) / (now() - start_s)
             forwards, start_j, start_s = 0, joules(), now()
             used_j = elapsed_s = 0.0
@@ -197,20 +185,19 @@ class SensorMeter(EnergyMeter):
     @contextmanager
     def integrated(self, watts: Callable[[], float], period_s: float) -> Iterator[Callable[[], float]]:
         """Sample power in the background, and yield the call that returns the joules so far."""
-        integral = PowerIntegral(watts, self.access.now)
-        with self.access.background(integral.sample, period_s):
+        integral = PowerIntegral(watts)
+        with in_thread(integral.sample, period_s):
             yield integral.joules
 
 
 class PowerIntegral:
     """Joules from samples of power, by trapezoids; safe to sample from two threads."""
 
-    def __init__(self, watts: Callable[[], float], now: Callable[[], float]) -> None:
+    def __init__(self, watts: Callable[[], float]) -> None:
         self._watts = watts
-        self._now = now
         self._lock = threading.Lock()
         self._failure: MeterFailed | None = None
-        self._last_s, self._last_watts, self._joules = now(), watts(), 0.0
+        self._last_s, self._last_watts, self._joules = time.perf_counter(), watts(), 0.0
 
     def sample(self) -> None:
         """Take one sample; a failure in the thread is raised by `joules`, in the caller's."""
@@ -221,7 +208,7 @@ class PowerIntegral:
                 except MeterFailed as failure:
                     self._failure = failure
                     return
-                moment_s = self._now()
+                moment_s = time.perf_counter()
                 self._joules += (watts + self._last_watts) / 2 * (moment_s - self._last_s)
                 self._last_s, self._last_watts = moment_s, watts
 
@@ -248,15 +235,15 @@ class RaplMeter(SensorMeter):
     @cached_property
     def zones(self) -> dict[Path, str]:
         """The zones that add up to the processor and its memory, with their names."""
-        powercap = self.access.root / "sys/class/powercap"
+        powercap = _ROOT / "sys/class/powercap"
         zones: dict[Path, str] = {}
         for zone in sorted(powercap.glob("intel-rapl:*")):
-            name = self.access.text(zone / "name") or ""
+            name = _text(zone / "name") or ""
             if not name.startswith(("package", "dram")):
                 continue
             try:
-                self.access.number(zone / "energy_uj")
-                self.access.number(zone / "max_energy_range_uj")
+                _number(zone / "energy_uj")
+                _number(zone / "max_energy_range_uj")
             except MeterFailed as failure:
                 if isinstance(failure.__cause__, PermissionError):
                     raise MeterFailed(
@@ -281,15 +268,14 @@ class RaplMeter(SensorMeter):
 
     @contextmanager
     def opened(self) -> Iterator[Callable[[], float]]:
-        number = self.access.number
-        ranges_uj = {zone: number(zone / "max_energy_range_uj") for zone in self.zones}
-        last_uj = {zone: number(zone / "energy_uj") for zone in self.zones}
+        ranges_uj = {zone: _number(zone / "max_energy_range_uj") for zone in self.zones}
+        last_uj = {zone: _number(zone / "energy_uj") for zone in self.zones}
         total_uj = 0
 
         def joules() -> float:
             nonlocal total_uj
             for zone, range_uj in ranges_uj.items():
-                before_uj, now_uj = last_uj[zone], number(zone / "energy_uj")
+                before_uj, now_uj = last_uj[zone], _number(zone / "energy_uj")
                 last_uj[zone], step_uj = now_uj, (now_uj - before_uj) % range_uj
                 # A counter that was reset goes back as one that wrapped around does; but then the step would be most
                 # of its range, which is hours of work.
@@ -312,7 +298,6 @@ class NvmlMeter(SensorMeter):
     """The whole board of one GPU. The counter came with Volta; GPUs before it tell their power at the moment.
 
     Args:
-        access: The machine.
         gpu: An index in NVML's order or a UUID.
     """
 
@@ -321,14 +306,11 @@ class NvmlMeter(SensorMeter):
     # Readings change every 20 to 100 ms, by GPU (Yang, Adamek, Armour, "Part-time power measurements", 2023).
     update_s = 0.1
 
-    def __init__(self, access: SensorAccess, gpu: int | str = 0) -> None:
-        super().__init__(access)
+    def __init__(self, gpu: int | str) -> None:
         self.gpu = gpu
 
     @cached_property
     def library(self) -> Any:
-        if self.access.nvml is not None:
-            return self.access.nvml
         try:
             return import_module("pynvml")
         except ImportError as error:
@@ -429,19 +411,19 @@ class JetsonMeter(SensorMeter):
     @cached_property
     def rails(self) -> dict[str, Callable[[], float]]:
         """The rails that add up to the module, each with a call that returns its watts."""
-        hwmon = self.access.root / "sys/class/hwmon"
-        iio = self.access.root / "sys/bus/i2c/drivers/ina3221x"
-        text, rails = self.access.text, dict[str, Callable[[], float]]()
+        hwmon = _ROOT / "sys/class/hwmon"
+        iio = _ROOT / "sys/bus/i2c/drivers/ina3221x"
+        rails: dict[str, Callable[[], float]] = {}
         # The mainline driver (JetPack 5 and later), by hwmon's convention in mV, mA and µW.
-        chips = [chip for chip in sorted(hwmon.glob("hwmon*")) if text(chip / "name") == "ina3221"]
+        chips = [chip for chip in sorted(hwmon.glob("hwmon*")) if _text(chip / "name") == "ina3221"]
         for chip, channel in product(chips, (1, 2, 3)):
             power = chip / f"power{channel}_input"
             pair = (chip / f"in{channel}_input", chip / f"curr{channel}_input")
-            if label := text(chip / f"in{channel}_label"):
-                rails[label] = partial(self._product, pair if text(power) is None else (power,), 1e-6)
+            if label := _text(chip / f"in{channel}_label"):
+                rails[label] = partial(self._product, pair if _text(power) is None else (power,), 1e-6)
         # NVIDIA's own driver (JetPack 4), in mW.
         for chip, channel in product(sorted(iio.glob("*/iio:device*")), (0, 1, 2)):
-            if label := text(chip / f"rail_name_{channel}"):
+            if label := _text(chip / f"rail_name_{channel}"):
                 rails[label] = partial(self._product, (chip / f"in_power{channel}_input",), 1e-3)
         if not rails:
             raise MeterFailed(f"no INA3221 monitor in {hwmon} or {iio}; Jetson boards have one, except the 2 GB Nano")
@@ -464,7 +446,7 @@ class JetsonMeter(SensorMeter):
         return sum(rail() for rail in self.rails.values())
 
     def _product(self, paths: tuple[Path, ...], scale: float) -> float:
-        return scale * math.prod(self.access.number(path) for path in paths)
+        return scale * math.prod(_number(path) for path in paths)
 
 
 class ProxyMeter(EnergyMeter):
@@ -536,7 +518,6 @@ def modeled(profile: ModelProfile) -> Energy:
 
 
 def meters(
-    access: SensorAccess | None = None,
     gpu: int | str = 0,
     power_watts: float | None = None,
     profile: ModelProfile | None = None,
@@ -546,9 +527,7 @@ def meters(
     >>> [meter.name for meter in meters()]
     ['rapl', 'nvml', 'jetson', 'proxy', 'model']
     """
-    machine = access or SensorAccess()
-    sensors = RaplMeter(machine), NvmlMeter(machine, gpu), JetsonMeter(machine)
-    return (*sensors, ProxyMeter(power_watts), ModelMeter(profile))
+    return RaplMeter(), NvmlMeter(gpu), JetsonMeter(), ProxyMeter(power_watts), ModelMeter(profile)
 
 
 def measure_energy(
@@ -561,15 +540,14 @@ def measure_energy(
     profile: ModelProfile | None = None,
     subtract_idle: bool = False,
     min_time_s: float = 1.0,
-    access: SensorAccess | None = None,
 ) -> tuple[Energy | None, tuple[Refusal, ...]]:
     """Return joules per forward with their source, and each meter that could not be used with its reason.
 
     `run` does one forward and returns when it is done. "auto" takes the first meter that counts the device and works
     to the end, then the proxy if `power_watts` is given, then none; a meter that is asked for by name works or raises
-    `MeterFailed`. "model" needs `profile` and is never taken unasked. `access` lets a recording replace the machine.
+    `MeterFailed`. "model" needs `profile` and is never taken unasked.
     """
-    known = meters(access, gpu_of(device), power_watts, profile)
+    known = meters(gpu_of(device), power_watts, profile)
     names = [meter.name for meter in known]
     if energy not in (None, "auto", *names):
         raise InvalidInput(f"energy is {energy!r}; it must be 'auto', None or one of {', '.join(names)}")
