@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from edge_opt.measuring.latency import Clock, Stopwatch, cores_of_others, interleaved
+from edge_opt.measuring.latency import Clock, Stopwatch, interleaved
 from edge_opt.measuring.machine import CPU, read_environment
 from edge_opt.model import SmallCNN
 
@@ -30,10 +30,10 @@ def session(threads: int) -> dict[str, object]:
     torch.set_num_threads(threads)
     model, x = SmallCNN(32, 64).eval(), torch.randn(32, 1, 28, 28)
     stopwatch, load = Stopwatch(Clock(), CPU), os.getloadavg()[0]
-    before = stopwatch.usage()
+    busy_cores = stopwatch.watch_others()
     with torch.inference_mode():
         sides = interleaved({"a": lambda: model(x), "b": lambda: model(x)}, min_time_s=SECONDS, max_time_s=SECONDS)
-    others = cores_of_others(before, stopwatch.usage())
+    others = busy_cores()
     return {"load": round(load, 2), "others": None if others is None else round(others, 2)} | {
         name: {
             "wall_us": [round(sample * 1e6) for sample in side.samples_s[:ROUNDS]],

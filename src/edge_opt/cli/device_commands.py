@@ -322,7 +322,7 @@ def measure_on(
     arguments = read_arguments(inputs or [], [], None)
     if arguments.positional:
         raise InvalidInput("--input must name its input, as in ids:1x128:int64")
-    shapes = tuple((name, tuple(spec.shape)) for name, spec in arguments.named.items())
+    shapes = {name: tuple(spec.shape) for name, spec in arguments.named.items()}
     order = TimingOrder((file.name,), (batch,), shapes, threads, min_time, 5 * min_time)
     result = parse_board(host).time(order, {file.name: file.read_bytes()})
     latency = result.timings[0].latency

@@ -80,8 +80,13 @@ class TfliteFile:
     runtime = "LiteRT"
 
     def __init__(self, path: str, threads: int) -> None:
-        module = next((each for each in map(_try_import, _TFLITE_MODULES) if each is not None), None)
-        if module is None:
+        for name in _TFLITE_MODULES:
+            try:
+                module = importlib.import_module(name)
+                break
+            except ImportError:
+                continue
+        else:
             raise Refused("no interpreter of .tflite files is installed there", "ai-edge-litert numpy")
         package = sys.modules.get(module.__name__.partition(".")[0])
         self.version = getattr(package, "__version__", "") or ""
@@ -121,13 +126,6 @@ class TfliteFile:
             interpreter.invoke()
 
         return call
-
-
-def _try_import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
 
 
 def _quantized(array: Any, port: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from edge_opt._support.checks import check_whole
 from edge_opt.errors import InvalidInput, MeasurementFailed, first_line
@@ -33,22 +33,6 @@ class Clock:
     wall: Callable[[], float] = time.perf_counter
     cpu: Callable[[], float] = time.process_time
     machine: Callable[[], float | None] = machine_cpu_s
-
-
-class Usage(NamedTuple):
-    """Seconds on the wall, of this process and of the whole machine; the last is None where it is not told."""
-
-    wall_s: float
-    cpu_s: float
-    machine_s: float | None
-
-
-def cores_of_others(before: Usage, after: Usage) -> float | None:
-    """Return the cores that other programs kept busy meanwhile; None where that is not known."""
-    wall_s = after.wall_s - before.wall_s
-    if before.machine_s is None or after.machine_s is None or wall_s < _TELLING_TIME_S:
-        return None
-    return max(0.0, (after.machine_s - before.machine_s - (after.cpu_s - before.cpu_s)) / wall_s)
 
 
 @dataclass(slots=True)
@@ -126,9 +110,18 @@ class Stopwatch:
             runner.collect(count)
         return (end - start) / count, (cpu_end - cpu_start) / count
 
-    def usage(self) -> Usage:
-        """Return what was used up to now."""
-        return Usage(self.clock.wall(), self.clock.cpu(), self.clock.machine())
+    def watch_others(self) -> Callable[[], float | None]:
+        """Return a call that says how many cores other programs kept busy since now; None where it is not known."""
+        wall, cpu, machine = self.clock.wall, self.clock.cpu, self.clock.machine
+        start_s, own_before_s, all_before_s = wall(), cpu(), machine()
+
+        def busy_cores() -> float | None:
+            elapsed_s, own_s, all_s = wall() - start_s, cpu() - own_before_s, machine()
+            if all_before_s is None or all_s is None or elapsed_s < _TELLING_TIME_S:
+                return None
+            return max(0.0, (all_s - all_before_s - own_s) / elapsed_s)
+
+        return busy_cores
 
     def cost_s(self) -> float:
         """Return the seconds that reading both clocks takes, the smallest of a few."""
@@ -140,10 +133,9 @@ _LOOK_S = 0.25
 
 def busy_remark() -> str | None:
     """Look for a moment at what other programs do on this machine, and say so; None where they leave it alone."""
-    watch, cores = Stopwatch(Clock(), CPU), usable_cores()
-    before = watch.usage()
+    cores, busy_cores = usable_cores(), Stopwatch(Clock(), CPU).watch_others()
     time.sleep(_LOOK_S)
-    others = cores_of_others(before, watch.usage()) or 0.0
+    others = busy_cores() or 0.0
     return None if others <= CONTENDED_CORES * cores else f"other programs keep {others:.1f} of {cores} cores busy"
 
 
@@ -263,9 +255,9 @@ def interleaved(
                 _warm_up(candidate, stopwatch, block_s, min_time_s)
             for _ in range(0 if repeats is None else warmup):
                 candidate.runner.once()
-        usage = stopwatch.usage()
+        busy_cores = stopwatch.watch_others()
         _take_turns(list(candidates.values()), stopwatch, min_time_s, limit_s, target_precision, repeats, progress)
-        others = cores_of_others(usage, stopwatch.usage())
+        others = busy_cores()
     return {
         name: latency_of(
             candidate.wall_s,

@@ -20,13 +20,12 @@ from edge_opt._support.unchanged import preserve_rng
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.latency import interleaved
 from edge_opt.measuring.machine import Device
-from edge_opt.measuring.statistics import resamples
+from edge_opt.measuring.statistics import Floats, resamples
 from edge_opt.records.costs import LayerCost, ModuleCall, OpCost
 from edge_opt.records.measurements import Interval, Latency, LayerLatencies, LayerLatency, LayerStep, MeasuredStep
 from edge_opt.trace.inputs import flat_tensors
 from edge_opt.trace.module_calls import module_paths
 
-Floats = NDArray[np.float64]
 Now = Callable[[], int]
 END = -1
 

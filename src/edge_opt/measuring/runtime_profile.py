@@ -121,14 +121,11 @@ def read_onnxruntime(events: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
         # The first input has the type that a kernel runs in, unless the kernel itself rounds it.
         types = [next(iter(entry), "") for entry in arguments[name].get("input_type_shape") or [{}]]
         kind = "int8" if op.startswith("DynamicQuantize") else types[0]
-        kernels.append(ProfileEntry(name, tuple(_per_run(values, count)[count > 1 :]), op=op, kind=kind))
+        # A kernel that runs several times in a run counts together.
+        each = max(len(values) // count, 1)
+        per_run = [sum(values[start : start + each]) for start in range(0, each * min(count, len(values)), each)]
+        kernels.append(ProfileEntry(name, tuple(per_run[count > 1 :]), op=op, kind=kind))
     return RuntimeProfile("ONNX Runtime", tuple(kernels), tuple(runs[1:] if count > 1 else runs))
-
-
-def _per_run(values: Sequence[float], runs: int) -> list[float]:
-    """Return the seconds of a kernel in each run; one that runs several times in a run counts together."""
-    each = max(len(values) // runs, 1)
-    return [sum(values[place : place + each]) for place in range(0, each * min(runs, len(values)), each)]
 
 
 def _tensorrt(entries: Sequence[Mapping[str, Any]]) -> RuntimeProfile:

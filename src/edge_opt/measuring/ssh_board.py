@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class TimingOrder:
 
     files: tuple[str, ...]
     sizes: tuple[int, ...] = (1,)
-    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     threads: int = 1
     min_time_s: float = 1.0
     max_time_s: float = 5.0
@@ -169,7 +169,7 @@ class Board:
         return str(reply["result"]).encode()
 
     def _timed(self, order: TimingOrder, files: Mapping[str, bytes], inputs: bytes) -> dict[str, Any]:
-        plain = {**asdict(order), "shapes": dict(order.shapes), "inputs": INPUTS if inputs else None}
+        plain = {**asdict(order), "inputs": INPUTS if inputs else None}
         script = package_files("edge_opt.measuring").joinpath(SCRIPT).read_bytes()
         content = {**files, SCRIPT: script, ORDER: json.dumps(plain).encode(), **({INPUTS: inputs} if inputs else {})}
         reply = self._run(content, [SCRIPT, ORDER, RESULT], self.limit_s)
