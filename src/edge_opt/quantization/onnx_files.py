@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -128,38 +128,18 @@ GROUP_SIZES = (16, 32, 64, 128, 256)
 Ranges = dict[str, tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Calibrated:
-    """Ranges of all batches, and of those that were not held out: None where none were."""
-
-    ranges: Ranges
-    ranges_without_held_out: Ranges | None = None
-
-    @property
-    def unbounded_tensors(self) -> set[str]:
-        """Tensors with values that 256 levels cannot hold beside any others."""
-        return {name for name, (low, high) in self.ranges.items() if max(-low, high) >= _UNBOUNDED}
-
-    @property
-    def twin(self) -> Calibrated:
-        """The ranges of a file that never saw the batches that were held out."""
-        return Calibrated(self.ranges_without_held_out or {})
-
-
 def collect_ranges(
-    source: FloatFile, names: tuple[str, ...], batches: Sequence[Tensors], held_out: Sequence[Tensors] = ()
-) -> Calibrated:
+    source: FloatFile, names: tuple[str, ...], batches: Sequence[Tensors], held_out: Sequence[Tensors]
+) -> tuple[Ranges, Ranges]:
     """Return the smallest and largest value of every float tensor around an operator that int8 has kernels for.
 
-    ONNX Runtime's own `MinMaxCalibrater` takes -inf, which masks hold, for the low end of a range. Here only finite
-    values count, and batches that are held out are told apart in one run.
+    The first ranges are of all batches, the second of those that are not held out. ONNX Runtime's own
+    `MinMaxCalibrater` takes -inf, which masks hold, for the low end of a range. Here only finite values count, and
+    batches that are held out are told apart in one run.
     """
-    observed = _observed_tensors(source.model.graph, frozenset(_quantizable_operators()))
-    values = _Observer(source, observed, names)
-    seen = _min_max(values.of(batches), {})
-    if not held_out:
-        return Calibrated(seen)
-    return Calibrated(_min_max(values.of(held_out, len(batches)), seen), seen)
+    values = _observed_values(source, names, [*batches, *held_out])
+    seen = _min_max(chain.from_iterable(islice(values, len(batches))), {})
+    return _min_max(chain.from_iterable(values), seen), seen
 
 
 def _quantizable_operators() -> list[str]:
@@ -167,42 +147,40 @@ def _quantizable_operators() -> list[str]:
     return list({*registry.QDQRegistry, *registry.QLinearOpsRegistry})
 
 
-class _Observer:
-    """Tensors of a float graph, as it computes them."""
-
-    def __init__(self, source: FloatFile, observed: list[str], names: tuple[str, ...]) -> None:
-        self._observed, self._names = observed, names
-        self._inner = [name for name in observed if name not in names]
-        onnx, runtime = require("onnx"), require("onnxruntime")
-        model = onnx.load(str(source.path), load_external_data=False) if source.is_big else copy.deepcopy(source.model)
-        known = [value.name for value in model.graph.output]
-        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self._inner if name not in known)
-        options = runtime.SessionOptions()
-        options.log_severity_level = 4
-        # Idle threads of a pool spin, and calibration often runs beside other work.
-        options.intra_op_num_threads = 1
-        # Optimized graphs do not have all of these tensors.
-        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        probe: Any = model.SerializeToString()
-        if source.is_big:
-            # Weights are found beside a file, and not beside bytes.
-            probe = source.path.with_name(f"observed-{source.path.name}")
-            probe.write_bytes(model.SerializeToString())
-        self._session = runtime.InferenceSession(probe, options, providers=["CPUExecutionProvider"])
-        if source.is_big:
-            probe.unlink()
-
-    def of(self, batches: Iterable[Tensors], before: int = 0) -> Iterator[tuple[str, Any]]:
-        """Yield each tensor by name with its values, batch by batch; so many batches came before these."""
-        for number, batch in enumerate(batches, start=before + 1):
-            report_progress(f"quantizing: ranges of calibration batch {number}")
-            feeds = {name: tensor.numpy() for name, tensor in zip(self._names, batch, strict=True)}
-            # Without a name the session would return every output.
-            yield from zip(self._inner, self._session.run(self._inner, feeds) if self._inner else [], strict=True)
-            yield from ((name, array) for name, array in feeds.items() if name in self._observed)
+def _observed_values(
+    source: FloatFile, names: tuple[str, ...], batches: Iterable[Tensors]
+) -> Iterator[list[tuple[str, Any]]]:
+    """Yield the tensors of each batch by name, as the float graph computes them."""
+    observed = _observed_tensors(source.model.graph)
+    inner = [name for name in observed if name not in names]
+    onnx, runtime = require("onnx"), require("onnxruntime")
+    model = onnx.load(str(source.path), load_external_data=False) if source.is_big else copy.deepcopy(source.model)
+    known = [value.name for value in model.graph.output]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner if name not in known)
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    # Idle threads of a pool spin, and calibration often runs beside other work.
+    options.intra_op_num_threads = 1
+    # Optimized graphs do not have all of these tensors.
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    probe: Any = model.SerializeToString()
+    if source.is_big:
+        # Weights are found beside a file, and not beside bytes.
+        probe = source.path.with_name(f"observed-{source.path.name}")
+        probe.write_bytes(model.SerializeToString())
+    session = runtime.InferenceSession(probe, options, providers=["CPUExecutionProvider"])
+    if source.is_big:
+        probe.unlink()
+    for number, batch in enumerate(batches, start=1):
+        report_progress(f"quantizing: ranges of calibration batch {number}")
+        feeds = {name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)}
+        # Without a name the session would return every output.
+        computed = zip(inner, session.run(inner, feeds) if inner else [], strict=True)
+        yield [*computed, *((name, array) for name, array in feeds.items() if name in observed)]
 
 
-def _observed_tensors(graph: Any, operators: frozenset[str]) -> list[str]:
+def _observed_tensors(graph: Any) -> list[str]:
+    operators = _quantizable_operators()
     floats = {
         value.name
         for value in chain(graph.value_info, graph.input, graph.output)
@@ -226,7 +204,7 @@ def _min_max(values: Iterable[tuple[str, Any]], known: Ranges) -> Ranges:
 
 
 def quantize_static(
-    source: FloatFile, target: Path, calibrated: Calibrated, keep_float: tuple[str, ...], reduce_range: bool | None
+    source: FloatFile, target: Path, ranges: Ranges, keep_float: tuple[str, ...], reduce_range: bool | None
 ) -> None:
     """Write a file in static int8: 8-bit activations and weights, quantize and dequantize nodes between operators."""
     kept = source.nodes_of(keep_float)
@@ -234,9 +212,11 @@ def quantize_static(
         raise InvalidInput(f"no operator of the exported model belongs to {', '.join(keep_float)}; nothing to keep")
     graph = source.model.graph
     in_float = [*kept, *_activations_before(graph.node, set(kept))]
-    excluded = [*in_float, *_masked(graph, calibrated.unbounded_tensors)]
+    # 256 levels cannot hold such values beside any others.
+    unbounded = {name for name, (low, high) in ranges.items() if max(-low, high) >= _UNBOUNDED}
+    excluded = [*in_float, *_masked(graph, unbounded)]
     with quiet(), translated("ONNX Runtime could not quantize the model"):
-        model = _with_quantized_nodes(source, calibrated.ranges, excluded, is_reduced(reduce_range))
+        model = _with_quantized_nodes(source, ranges, excluded, is_reduced(reduce_range))
         _leave_float(model.graph, set(in_float))
         write_labelled(model, target, source, kept)
 
@@ -381,7 +361,7 @@ def _read_unrounded(graph: Any, kept: set[str]) -> None:
                 node.input[position] = there.input[0]
 
 
-def quantize_dynamic(source: FloatFile, target: Path, keep_float: tuple[str, ...], reduced: bool) -> None:
+def quantize_dynamic(source: FloatFile, target: Path, keep_float: tuple[str, ...], reduce_range: bool | None) -> None:
     """Write a file whose products and LSTMs have int8 weights, and round their inputs to 8 bits as they come."""
     quantization, onnx = require("onnxruntime.quantization"), require("onnx")
     kept = source.nodes_of(keep_float)
@@ -391,7 +371,7 @@ def quantize_dynamic(source: FloatFile, target: Path, keep_float: tuple[str, ...
         op_types_to_quantize=["MatMul", "LSTM", "Attention"],
         # An LSTM with a scale for each channel takes an eighth longer, at every step.
         per_channel=all(node.op_type != "LSTM" for node in source.model.graph.node),
-        reduce_range=reduced,
+        reduce_range=is_reduced(reduce_range),
         weight_type=quantization.QuantType.QInt8,
         nodes_to_exclude=kept,
         use_external_data_format=source.is_big,

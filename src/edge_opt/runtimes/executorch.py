@@ -25,7 +25,6 @@ from edge_opt.runtimes.protocol import (
     PiecewiseRunner,
     Program,
     Runtime,
-    closed,
 )
 
 # Memory is planned for the largest batch, so that it must have an end.
@@ -70,24 +69,23 @@ class ExecuTorchRunner(PiecewiseRunner):
         _opened.add(self)
         with translated(f"ExecuTorch cannot load {self.path.name}"):
             self._program: Any = _part("executorch.runtime").Runtime.get().load_program(self.path)
-            self._method: Any = self._program.load_method("forward")
+            self._loaded = self._program.load_method("forward")
 
     def input_shapes(self) -> Sequence[Sequence[int]]:
-        if self._method is None:
-            raise closed()
         # Where the batch is free, the largest stands here.
-        meta = self._method.metadata
+        meta = self.loaded.metadata
         return [meta.input_tensor_meta(index).sizes() for index in range(meta.num_inputs())]
 
     def bind_piece(self, inputs: tuple[Any, ...]) -> Callable[[], Any]:
-        method, tensors = self._method, [torch.as_tensor(value).detach().cpu().contiguous() for value in inputs]
+        method, tensors = self.loaded, [torch.as_tensor(value).detach().cpu().contiguous() for value in inputs]
         return lambda: method.execute(tensors)
 
     def outputs_of(self, result: Any) -> tuple[torch.Tensor, ...]:
         return tuple(output.clone() for output in result)
 
     def close(self) -> None:
-        self._method = self._program = None
+        super().close()
+        self._program = None
         _opened.discard(self)
 
 

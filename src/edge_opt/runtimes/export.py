@@ -24,9 +24,8 @@ from edge_opt.errors import EdgeOptError, ExportFailed, InvalidInput, first_line
 from edge_opt.quantization.onnx_files import (
     EXTERNAL_DATA_BYTES,
     PATH_KEY,
-    Calibrated,
+    Ranges,
     collect_ranges,
-    is_reduced,
     prepare,
     quantize_dynamic,
     quantize_static,
@@ -393,7 +392,7 @@ class QuantizableModel:
         self._float = build_float(replace(request, filename=f"float-{request.filename}"), "fp32")
         with quiet():
             self._source = prepare(self._float.path, request.folder / f"prepared-{request.filename}")
-        self._calibrated: Calibrated | None = None
+        self._ranges: tuple[Ranges, Ranges] | None = None
 
     def build(self, request: ConversionRequest) -> BuiltModel:
         """Write one quantized file, by the scheme of the request."""
@@ -402,7 +401,7 @@ class QuantizableModel:
         if request.scheme == "static":
             return self._static(request, built)
         if request.scheme == "dynamic":
-            quantize_dynamic(self._source, request.path, request.keep_float, is_reduced(request.reduce_range))
+            quantize_dynamic(self._source, request.path, request.keep_float, request.reduce_range)
             return replace(built, remarks=(*built.remarks, *range_remarks(request.reduce_range)))
         bits = 4 if request.precision == "int4" else 8
         quantize_weights(self._source, request.path, request.keep_float, bits, request.group_size)
@@ -411,15 +410,16 @@ class QuantizableModel:
     def _static(self, request: ConversionRequest, built: BuiltModel) -> BuiltModel:
         assert request.calibration is not None
         batches, held_out = split(request.calibration, built.batch) if request.holds_out else (request.calibration, [])
-        if self._calibrated is None:
+        source = self._source
+        if self._ranges is None:
             with quiet():
-                self._calibrated = collect_ranges(self._source, request.call.names, batches, held_out)
-        calibrated, source = self._calibrated, self._source
-        quantize_static(source, request.path, calibrated, request.keep_float, request.reduce_range)
+                self._ranges = collect_ranges(source, request.call.names, batches, held_out)
+        ranges, ranges_without_held_out = self._ranges
+        quantize_static(source, request.path, ranges, request.keep_float, request.reduce_range)
 
         def twin() -> Path:
             beside = request.path.with_name(f"twin-{request.filename}")
-            quantize_static(source, beside, calibrated.twin, request.keep_float, request.reduce_range)
+            quantize_static(source, beside, ranges_without_held_out, request.keep_float, request.reduce_range)
             return beside
 
         return replace(

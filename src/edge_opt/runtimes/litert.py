@@ -26,7 +26,6 @@ from edge_opt.runtimes.protocol import (
     Program,
     Runtime,
     as_arrays,
-    closed,
 )
 
 _LAYERS = {
@@ -51,8 +50,8 @@ class LiteRtRunner(PiecewiseRunner):
         super().__init__(*arguments)
         kind = _part("ai_edge_litert.interpreter").Interpreter
         with quiet(), translated(f"LiteRT cannot load {self.path.name}"):
-            self._interpreter: Any = kind(model_path=str(self.path), num_threads=self.threads)
-            self._interpreter.allocate_tensors()
+            self._loaded = kind(model_path=str(self.path), num_threads=self.threads)
+            self._loaded.allocate_tensors()
 
     def operators(self) -> list[dict[str, Any]]:
         """Return its operators with the types they compute in.
@@ -61,17 +60,15 @@ class LiteRtRunner(PiecewiseRunner):
         not say which operator reads a tensor. To check when LiteRT changes: the keys `op_name`, `operand_types`,
         `inputs` and `outputs`.
         """
-        return [entry for entry in self._interpreter._get_ops_details() if entry["op_name"] != "DELEGATE"]
+        return [entry for entry in self.loaded._get_ops_details() if entry["op_name"] != "DELEGATE"]
 
     def tensor_names(self) -> Mapping[int, str]:
         """Return the names of the tensors, which carry the modules they come from."""
-        return {entry["index"]: entry["name"] for entry in self._interpreter.get_tensor_details()}
+        return {entry["index"]: entry["name"] for entry in self.loaded.get_tensor_details()}
 
     def _ports(self, what: str) -> list[dict[str, Any]]:
         """Return inputs or outputs in the model's order; the interpreter keeps an order of its own."""
-        if self._interpreter is None:
-            raise closed()
-        signature = self._interpreter.get_signature_runner()
+        signature = self.loaded.get_signature_runner()
         ports = signature.get_input_details() if what == "input" else signature.get_output_details()
         return [ports[name] for name in sorted(ports, key=lambda name: int(name.rpartition("_")[2]))]
 
@@ -81,7 +78,7 @@ class LiteRtRunner(PiecewiseRunner):
     def bind_piece(self, inputs: tuple[Any, ...]) -> Callable[[], Any]:
         ports = self._ports("input")
         arrays = as_arrays(inputs, len(ports))
-        interpreter = self._interpreter
+        interpreter = self.loaded
         for port, array in zip(ports, arrays, strict=True):
             if tuple(interpreter._get_tensor_details(port["index"], 0)["shape"]) != array.shape:
                 interpreter.resize_tensor_input(port["index"], array.shape, strict=True)
@@ -100,11 +97,8 @@ class LiteRtRunner(PiecewiseRunner):
 
     def _read(self, port: dict[str, Any]) -> Any:
         scale, zero = port["quantization"]
-        value = self._interpreter.get_tensor(port["index"])
+        value = self.loaded.get_tensor(port["index"])
         return ((value.astype(np.float32) - zero) * np.float32(scale)) if scale else value.copy()
-
-    def close(self) -> None:
-        self._interpreter = None
 
 
 def _quantized(array: Any, port: dict[str, Any]) -> Any:

@@ -32,7 +32,6 @@ from edge_opt.runtimes.protocol import (
     Program,
     Runtime,
     as_arrays,
-    closed,
 )
 from edge_opt.runtimes.registry import all_runtimes
 from edge_opt.trace.inputs import call_on
@@ -45,22 +44,20 @@ class OnnxRuntimeRunner(ClosingRunner):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._session = open_session(self.path, self.threads)
+        self._loaded = open_session(self.path, self.threads)
 
     def feeds(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """Return the inputs by their names in the file."""
-        if self._session is None:
-            raise closed()
-        names = [entry.name for entry in self._session.get_inputs()]
+        names = [entry.name for entry in self.loaded.get_inputs()]
         return dict(zip(names, as_arrays(inputs, len(names)), strict=True))
 
     def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
         feeds = self.feeds(inputs)
         with translated("ONNX Runtime refused the inputs", InvalidInput, describe=reason):
-            return tuple(torch.from_numpy(array) for array in self._session.run(None, feeds))
+            return tuple(torch.from_numpy(array) for array in self.loaded.run(None, feeds))
 
     def bind(self, *inputs: Any) -> Callable[[], object]:
-        session, feeds = self._session, self.feeds(inputs)
+        session, feeds = self.loaded, self.feeds(inputs)
         return lambda: session.run(None, feeds)
 
     def kernel_times(self, inputs: Sequence[Any], repeats: int) -> Sequence[ProfileEntry]:
@@ -71,9 +68,6 @@ class OnnxRuntimeRunner(ClosingRunner):
             for _ in range(1 + repeats):
                 session.run(None, feeds)
             return read_onnxruntime(json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))).kernels
-
-    def close(self) -> None:
-        self._session = None
 
 
 _BODY = """

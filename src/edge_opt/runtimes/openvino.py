@@ -25,7 +25,6 @@ from edge_opt.runtimes.protocol import (
     Program,
     Runtime,
     as_arrays,
-    closed,
 )
 from edge_opt.runtimes.torch_runtime import check_instructions
 
@@ -46,7 +45,7 @@ class OpenVinoRunner(ClosingRunner):
             raise InvalidInput(f"unknown precision {self.precision!r}; it is one of {', '.join(_HINTS)}")
         # Whole numbers and 16-bit floats run on matrix units (AMX), which virtual machines are known to refuse.
         check_instructions(self.precision, self.runtime, ("fp16", "bf16", "int8") if "amx_tile" in cpu_flags() else ())
-        self._request = self.compiled().create_infer_request()
+        self._loaded = self.compiled().create_infer_request()
 
     def compiled(self, more: Mapping[str, Any] | None = None) -> Any:
         """Return the file compiled for this CPU."""
@@ -63,18 +62,16 @@ class OpenVinoRunner(ClosingRunner):
 
     def feeds(self, inputs: Sequence[Any]) -> dict[int, Any]:
         """Return the inputs by position."""
-        if self._request is None:
-            raise closed()
-        return dict(enumerate(as_arrays(inputs, len(self._request.model_inputs))))
+        return dict(enumerate(as_arrays(inputs, len(self.loaded.model_inputs))))
 
     def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
         feeds = self.feeds(inputs)
         with translated("OpenVINO refused the inputs", InvalidInput, describe=reason):
-            outputs = self._request.infer(feeds)
-        return tuple(torch.tensor(outputs[port]) for port in self._request.model_outputs)
+            outputs = self.loaded.infer(feeds)
+        return tuple(torch.tensor(outputs[port]) for port in self.loaded.model_outputs)
 
     def bind(self, *inputs: Any) -> Callable[[], object]:
-        request, feeds = self._request, self.feeds(inputs)
+        request, feeds = self.loaded, self.feeds(inputs)
         return lambda: request.infer(feeds, share_inputs=True, share_outputs=True)
 
     def kernel_times(self, inputs: Sequence[Any], repeats: int) -> Sequence[ProfileEntry]:
@@ -104,9 +101,6 @@ class OpenVinoRunner(ClosingRunner):
                     )
                 )
         return kernels
-
-    def close(self) -> None:
-        self._request = None
 
 
 _BODY = """

@@ -213,16 +213,25 @@ class Runtime(Protocol):
 
 
 class ClosingRunner:
-    """The base of runners: it knows what it was opened with, and closes itself at the end of a `with`."""
+    """The base of runners: what it was opened with, and what the runtime loaded, until it is closed."""
 
     def __init__(
         self, source: Any, threads: int, precision: str = "fp32", effective_precision: str | None = None
     ) -> None:
         self.path: Path = source
         self.threads, self.precision, self.effective_precision = threads, precision, effective_precision
+        self._loaded: Any = None
+
+    @property
+    def loaded(self) -> Any:
+        """What the runtime loaded, as a subclass has set it; a runner that was closed raises."""
+        if self._loaded is None:
+            raise InvalidInput("this runner is closed; open it again")
+        return self._loaded
 
     def close(self) -> None:
         """Give back what the runtime holds."""
+        self._loaded = None
 
     def __enter__(self) -> Self:
         return self
@@ -277,11 +286,6 @@ def in_pieces(inputs: Sequence[Any], shapes: Sequence[Sequence[int]]) -> list[tu
         return [tuple(inputs)]
     size, count = min(sizes), min(counts)
     return [tuple(inputs)] if size < 1 or count <= size or count % size else in_batches_of([tensors], size)
-
-
-def closed() -> InvalidInput:
-    """Return the error of a runner that was closed."""
-    return InvalidInput("this runner is closed; open it again")
 
 
 def as_arrays(inputs: Sequence[Any], count: int) -> list[Any]:

@@ -22,7 +22,6 @@ from edge_opt.runtimes.protocol import (
     Inspection,
     Program,
     Runtime,
-    closed,
 )
 from edge_opt.trace.inputs import flat_tensors
 
@@ -37,16 +36,14 @@ class TorchRunner(ClosingRunner):
 
     def __init__(self, model: nn.Module, *options: Any) -> None:
         super().__init__(model, *options)
-        self._model: nn.Module | None = model
+        self._loaded = model
 
     def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
         with self.ready():
             return tuple(flat_tensors(self.bind(*inputs)()))
 
     def bind(self, *inputs: Any) -> Callable[[], object]:
-        if self._model is None:
-            raise closed()
-        model, tensors = self._model, [torch.as_tensor(value) for value in inputs]
+        model, tensors = self.loaded, [torch.as_tensor(value) for value in inputs]
 
         def call() -> object:
             with torch.inference_mode():
@@ -63,9 +60,6 @@ class TorchRunner(ClosingRunner):
             yield
         finally:
             torch.set_num_threads(threads)
-
-    def close(self) -> None:
-        self._model = None
 
 
 class CompiledRunner(TorchRunner):
