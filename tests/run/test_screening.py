@@ -68,7 +68,7 @@ def test_levels_together_are_what_each_is_alone() -> None:
     model, batches = SmallCNN(16, 32), [torch.randn(16, 1, 28, 28)]
     plan = make_plan(model, (2, 1, 28, 28), importance="group", data=batches)
     # 0.1 of 16 and of 32 rounds to nothing, and 0.55 leaves 7.2 and 14.4: 8 and 16, as 0.5 does
-    assert plan.distinct_ratios((0.1, 0.5, 0.55), 8) == [0.5]
+    assert plan.distinct_ratios((0.1, 0.5, 0.55), 8, set()) == [0.5]
     alone = prune(model, (2, 1, 28, 28), 0.5, importance="group", round_to=8, loader=batches)
     together = plan.build_ratio(0.5, 8).state_dict()
     assert all(torch.equal(tensor, together[name]) for name, tensor in alone.model.state_dict().items())

@@ -10,13 +10,7 @@ import numpy as np
 from torch import nn
 
 from edge_opt.pruning.attention import Heads, split_heads
-from edge_opt.pruning.dependency_graph import (
-    Role,
-    SurrogateLinear,
-    SurrogateModel,
-    dependency_graph,
-    surrogate_model,
-)
+from edge_opt.pruning.dependency_graph import BlockMapping, Role, SurrogateLinear, dependency_graph, surrogate_model
 from edge_opt.pruning.layer_kinds import (
     Side,
     channels,
@@ -107,10 +101,10 @@ def channel_map(model: nn.Module, arguments: CallArguments, ignored: Iterable[st
 
     The model is a copy in eval mode, which is traced. Layers at the paths `ignored` keep their channels.
     """
-    surrogate = surrogate_model(model, arguments)
-    coupling = CouplingGraph(model, surrogate, dependency_graph(surrogate.model, arguments), set(ignored))
+    surrogate, heads = surrogate_model(model, arguments)
+    coupling = CouplingGraph(model, surrogate, dependency_graph(surrogate, arguments), set(ignored))
     coupling.follow()
-    coupling.tie_heads()
+    coupling.tie_heads(heads)
     coupling.tie_shared_tensors()
     return coupling.result()
 
@@ -118,11 +112,11 @@ def channel_map(model: nn.Module, arguments: CallArguments, ignored: Iterable[st
 class CouplingGraph:
     """The walk over the dependency graph: a channel that is reached from two units makes them one (union-find)."""
 
-    def __init__(self, model: nn.Module, surrogate: SurrogateModel, graph: Any, ignored: set[str]) -> None:
+    def __init__(self, model: nn.Module, surrogate: nn.Module, graph: Any, ignored: set[str]) -> None:
         self.model = model
         self.surrogate = surrogate
         self.graph = graph
-        self.paths = {module: path for path, module in surrogate.model.named_modules()}
+        self.paths = {module: path for path, module in surrogate.named_modules()}
         self.ignored = ignored
         # For each name of a parameter the first name of the same one.
         firsts: dict[int, str] = {}
@@ -209,7 +203,12 @@ class CouplingGraph:
                     self.refuse(fresh, ChannelRefusal("keys and values shared by several heads are not followed"))
                 elif mapped:
                     stack.append((dependency.target, dependency.handler, mapped))
-            stack.extend(self.across(node, side, fresh))
+            outputs = depth_multiplier(node.module, side)
+            if outputs:
+                # A depthwise convolution with several outputs per input, which the graph takes for an ordinary one.
+                pruner = self.graph.get_pruner_of_module(node.module)
+                opposite = pruner.prune_out_channels if side == "in" else pruner.prune_in_channels
+                stack.append((node, opposite, BlockMapping(outputs, is_widening=side == "in")(fresh)))
 
     def register(self, node: Any, side: Side, reached: list[_Index]) -> list[_Index]:
         """Note the channels, and return those that are new, to be followed further."""
@@ -258,25 +257,16 @@ class CouplingGraph:
     def is_ignored(self, path: str) -> bool:
         return any(path == each or path.startswith(f"{each}.") for each in self.ignored)
 
-    def across(self, node: Any, side: Side, fresh: list[_Index]) -> Iterator[tuple[Any, Any, list[_Index]]]:
-        """Cross a depthwise convolution with several outputs per input, which the graph takes for an ordinary one."""
-        outputs = depth_multiplier(node.module, side)
-        if not outputs:
-            return
-        pruner = self.graph.get_pruner_of_module(node.module)
-        if side == "in":
-            many = [_Index(i.idx * outputs + k, i.root_idx) for i in fresh for k in range(outputs)]
-            yield node, pruner.prune_out_channels, many
-        else:
-            yield node, pruner.prune_in_channels, [_Index(i.idx // outputs, i.root_idx) for i in fresh]
-
     def refuse(self, reached: Iterable[_Index], refusal: ChannelRefusal) -> None:
         """Note why channels cannot go; the first reason counts."""
         for index in reached:
             self.refused.setdefault(index.root_idx, refusal)
 
-    def tie_heads(self) -> None:
-        """Unite the channels of each head: of `nn.MultiheadAttention`, and of projections that are split into heads."""
+    def tie_heads(self, joint_heads: Iterable[Heads]) -> None:
+        """Unite the channels of each head: of `nn.MultiheadAttention`, and of projections that are split into heads.
+
+        Surrogates have tied `joint_heads` already.
+        """
         for module, path in self.paths.items():
             is_attention = isinstance(module, nn.MultiheadAttention) and module in self.graph.module2node
             if is_attention and refusal_of(module) is None:
@@ -284,21 +274,17 @@ class CouplingGraph:
                 self.heads[path] = list(units)
                 if self.is_ignored(path):
                     self.refuse([_Index(0, unit) for unit in units], ChannelRefusal("is ignored", path))
-        self.head_owners |= {heads.owner: heads for heads in self.surrogate.heads}
-        for heads in split_heads(self.surrogate.model):
-            self._tie_projections(heads)
-
-    def _tie_projections(self, heads: Heads) -> None:
-        layers = [self.surrogate.model.get_submodule(path) for path in heads.projections]
-        owners = [self.seen.get((self.graph.module2node.get(layer), "out"), {}) for layer in layers]
-        width = channels(layers[0], "out")
-        if any(len(owner) < width for owner in owners):
-            return
-        size = width // heads.heads
-        for channel in range(width):
-            for owner in owners:
-                self.unite(owners[0][channel // size * size], owner[channel])
-        self.head_owners[heads.owner] = heads
+        self.head_owners |= {heads.owner: heads for heads in joint_heads}
+        for heads in split_heads(self.surrogate):
+            layers = [self.surrogate.get_submodule(path) for path in heads.projections]
+            owners = [self.seen.get((self.graph.module2node.get(layer), "out"), {}) for layer in layers]
+            if any(len(owner) < heads.width for owner in owners):
+                continue
+            size = heads.width // heads.heads
+            for channel in range(heads.width):
+                for owner in owners:
+                    self.unite(owners[0][channel // size * size], owner[channel])
+            self.head_owners[heads.owner] = heads
 
     def tie_shared_tensors(self) -> None:
         """Unite the channels of a tensor that two layers share, as tied embeddings: it is cut once for both."""
@@ -382,10 +368,9 @@ class CouplingGraph:
             module = self.model.get_submodule(path)
             assert isinstance(module, nn.MultiheadAttention)
             rows = np.repeat(unit_of[of_heads], module.head_dim)
-            prefix = f"{path}." if path else ""
             for name in ("in_proj_weight", "in_proj_bias"):
-                self.own(TensorDim(f"{prefix}{name}", 0), np.arange(3 * len(rows)), np.tile(rows, 3))
-            self.own(TensorDim(f"{prefix}out_proj.weight", 1), np.arange(len(rows)), rows)
+                self.own(TensorDim(f"{path}.{name}".lstrip("."), 0), np.arange(3 * len(rows)), np.tile(rows, 3))
+            self.own(TensorDim(f"{path}.out_proj.weight".lstrip("."), 1), np.arange(len(rows)), rows)
 
 
 def _own_of_heads(module: nn.Module, heads: Heads) -> Iterator[tuple[str, int, np.ndarray]]:

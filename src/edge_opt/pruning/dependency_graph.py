@@ -25,6 +25,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,14 +117,14 @@ def _differentiable(output: Any) -> list[torch.Tensor]:
     return differentiable
 
 
-class _Shuffled(NamedTuple):
-    """Channels through a pixel shuffle: r x r neighbors of its input make one of its output."""
+class BlockMapping(NamedTuple):
+    """Channels between two sides, where `block` neighbors on one side go with one channel of the other."""
 
     block: int
-    is_inward: bool
+    is_widening: bool
 
     def __call__(self, indices: list[Any]) -> list[Any]:
-        if self.is_inward:
+        if self.is_widening:
             return [type(each)(each.idx * self.block + k, each.root_idx) for each in indices for k in range(self.block)]
         return [type(each)(each.idx // self.block, each.root_idx) for each in indices]
 
@@ -146,7 +147,10 @@ def _correct_flattened(graph: Any) -> None:
 
 
 def _follow_pixel_shuffles(graph: Any) -> None:
-    """Put in the mapping of pixel shuffles, which the graph takes for element-wise."""
+    """Put in the mapping of pixel shuffles, which the graph takes for element-wise.
+
+    r x r neighbors of a shuffle's input make one channel of its output.
+    """
     for node in graph.module2node.values():
         name = type(node.grad_fn).__name__
         if not name.startswith("PixelShuffle"):
@@ -156,9 +160,9 @@ def _follow_pixel_shuffles(graph: Any) -> None:
             for dependency in (*source.dependencies, *node.dependencies):
                 # The mapping belongs to the way into the shuffle; what lies behind it has the output's channels.
                 if dependency.source is source and dependency.target is node:
-                    dependency.index_mapping[0] = _Shuffled(block, is_inward=False)
+                    dependency.index_mapping[0] = BlockMapping(block, is_widening=False)
                 elif dependency.source is node and dependency.target is source:
-                    dependency.index_mapping[0] = _Shuffled(block, is_inward=True)
+                    dependency.index_mapping[0] = BlockMapping(block, is_widening=True)
 
 
 class Role(NamedTuple):
@@ -186,13 +190,6 @@ class SurrogateLinear(nn.Linear):
         self.block = block
 
 
-class SurrogateModel(NamedTuple):
-    """The copy with surrogate layers, and the attention modules whose heads are known."""
-
-    model: nn.Module
-    heads: tuple[Heads, ...]
-
-
 def features(module: nn.Module) -> tuple[int, int] | None:
     """Return inputs and outputs of a linear layer of either kind; None for anything else."""
     if isinstance(module, nn.Linear) or is_transposed_linear(module):
@@ -200,8 +197,8 @@ def features(module: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def surrogate_model(model: nn.Module, arguments: CallArguments) -> SurrogateModel:
-    """Return a copy of the model with surrogate layers, to be traced.
+def surrogate_model(model: nn.Module, arguments: CallArguments) -> tuple[nn.Module, list[Heads]]:
+    """Return a copy of the model with surrogate layers, to be traced, and the heads of the attention among them.
 
     The model runs once, to see which layers get a sequence of feature vectors and what they return.
     """
@@ -223,7 +220,7 @@ def surrogate_model(model: nn.Module, arguments: CallArguments) -> SurrogateMode
         if surrogate is not None:
             copied.set_submodule(path, surrogate)
             replaced.append(path)
-    return SurrogateModel(copied, tuple(heads))
+    return copied, heads
 
 
 def _plain_surrogate(path: str, inputs: int, outputs: int) -> SurrogateLinear:
@@ -235,17 +232,14 @@ def _sequence_layers(model: nn.Module, arguments: CallArguments) -> dict[str, bo
     """Return the modules that get a sequence of feature vectors and return one; True where they return a tuple."""
     returns_tuple: dict[str, bool] = {}
 
-    def note(path: str) -> Any:
-        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            x = _first_tensor(args, kwargs)
-            first = output[0] if isinstance(output, tuple) and output else output
-            if x is not None and x.dim() == 3 and isinstance(first, torch.Tensor):
-                returns_tuple.setdefault(path, isinstance(output, tuple))
-
-        return after
+    def note(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        x = _first_tensor(args, kwargs)
+        first = output[0] if isinstance(output, tuple) and output else output
+        if x is not None and x.dim() == 3 and isinstance(first, torch.Tensor):
+            returns_tuple.setdefault(path, isinstance(output, tuple))
 
     handles = [
-        module.register_forward_hook(note(path), with_kwargs=True)
+        module.register_forward_hook(partial(note, path), with_kwargs=True)
         for path, module in model.named_modules()
         if path and any(features(part) for part in module.modules())
     ]
@@ -298,44 +292,36 @@ def _joint_attention(path: str, module: nn.Module, is_tuple: bool) -> tuple[nn.M
     linears = {name: size for name, child in module.named_children() if (size := features(child))}
     others = [name for name, child in module.named_children() if name not in linears and list(child.parameters())]
     head_size = getattr(module, "head_dim", None)
-    for layout in _head_layouts(linears, head_count(module), head_size if type(head_size) is int else None):
-        outs = [name for name in linears if name not in layout.readers and linears[name][0] == layout.width]
-        if len(outs) != 1 or len(linears) != len(layout.readers) + 1 or any("norm" not in name for name in others):
+    layouts = _head_layouts(linears, head_count(module), head_size if type(head_size) is int else None)
+    for readers, width, head, block in layouts:
+        outs = [name for name in linears if name not in readers and linears[name][0] == width]
+        if len(outs) != 1 or len(linears) != len(readers) + 1 or any("norm" not in name for name in others):
             continue
-        writes = tuple(Role(f"{path}.{name}", indices) for name, indices in layout.readers.items())
-        inputs = linears[next(iter(layout.readers))][0]
+        writes = tuple(Role(f"{path}.{name}", indices) for name, indices in readers.items())
+        inputs = linears[next(iter(readers))][0]
         reads = tuple(Role(role.path, np.arange(inputs)) for role in writes)
         surrogate = _JointAttention(
-            SurrogateLinear(inputs, layout.width, reads, writes, layout.block),
+            SurrogateLinear(inputs, width, reads, writes, block),
             _plain_surrogate(f"{path}.{outs[0]}", *linears[outs[0]]),
             is_tuple,
         )
-        return surrogate, Heads(path, (writes[0].path,), layout.width // layout.head, layout.width)
+        return surrogate, Heads(path, (writes[0].path,), width // head, width)
     return None
-
-
-class _HeadLayout(NamedTuple):
-    """How layers of an attention module hold its heads.
-
-    `readers` are the layers with the index of each of their channels among those of all heads, of which there are
-    `width`. One head has `head`, and `block` neighbors can only go together.
-    """
-
-    readers: dict[str, np.ndarray]
-    width: int
-    head: int
-    block: int
 
 
 def _head_layouts(
     linears: Mapping[str, tuple[int, int]], count: int | None, head_size: int | None
-) -> Iterator[_HeadLayout]:
-    """Yield the ways in which the layers of an attention module may hold its heads."""
+) -> Iterator[tuple[dict[str, np.ndarray], int, int, int]]:
+    """Yield the ways in which the layers of an attention module may hold its heads: (readers, width, head, block).
+
+    `readers` are the layers with the index of each of their channels among those of all heads, of which there are
+    `width`. One head has `head`, and `block` neighbors can only go together.
+    """
     for name, (_, outputs) in linears.items():
         width = outputs // 3
         head = head_size or (width // count if count else 0)
         if outputs % 3 == 0 and head and width % head == 0 and count in (None, width // head) and len(linears) == 2:
-            yield _HeadLayout({name: np.tile(np.arange(width), 3)}, width, head, head)
+            yield {name: np.tile(np.arange(width), 3)}, width, head, head
     triple = projections_of(linears)
     if not triple or not head_size:
         return
@@ -347,8 +333,7 @@ def _head_layouts(
     block = head_size * (width // kept)
     shared = np.arange(kept) // head_size * block + np.arange(kept) % head_size
     if width > kept or count is None:
-        readers = dict(zip(triple, (np.arange(width), shared, shared), strict=True))
-        yield _HeadLayout(readers, width, head_size, block)
+        yield dict(zip(triple, (np.arange(width), shared, shared), strict=True)), width, head_size, block
 
 
 class _JointAttention(nn.Module):

@@ -14,6 +14,7 @@ from torch import nn
 
 from edge_opt._support.progress import report_progress
 from edge_opt._support.unchanged import unchanged
+from edge_opt.boards.targets import ResolvedTarget
 from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
 from edge_opt.profiling import profile
 from edge_opt.pruning.coupling import NONE, ChannelMap, ChannelRefusal, channel_map, kept_channels
@@ -119,14 +120,12 @@ class PruningPlan:
             reestimate_norms(pruned, self.data)
         return pruned
 
-    def with_rounding(self, round_to: RoundTo) -> PruningPlan:
-        """Return the same plan with channels rounded to something else, for this machine where that is "auto"."""
-        multiple = fast_multiple() if round_to == "auto" else round_to
+    def with_rounding(self, round_to: RoundTo, target: ResolvedTarget | None = None) -> PruningPlan:
+        """Return the same plan with channels rounded; "auto" is for the target, or this machine without one."""
+        multiple = fast_multiple(target) if round_to == "auto" else round_to
         return replace(self, ranking=replace(self.ranking, round_to=multiple, is_adaptive=round_to == "auto"))
 
-    def distinct_ratios(
-        self, ratios: Iterable[float], round_to: RoundTo, known: set[bytes] | None = None
-    ) -> list[float]:
+    def distinct_ratios(self, ratios: Iterable[float], round_to: RoundTo, known: set[bytes]) -> list[float]:
         """Return the ratios that remove something, the first of each set of widths.
 
         Args:
@@ -134,13 +133,13 @@ class PruningPlan:
             round_to: As in `prune`.
             known: Sets of widths that are not returned again; those of the returned ratios are added.
         """
-        seen, plan, distinct = set() if known is None else known, self.with_rounding(round_to), []
+        plan, distinct = self.with_rounding(round_to), []
         for ratio in ratios:
             removed = plan.removed(ratio)
             # Which channels go follows from how many, so equal units mean equal widths.
             key = np.packbits(removed).tobytes()
-            if removed.any() and key not in seen:
-                seen.add(key)
+            if removed.any() and key not in known:
+                known.add(key)
                 distinct.append(ratio)
         return distinct
 
@@ -158,8 +157,6 @@ def make_plan(
     *,
     importance: Importance = "auto",
     data: Iterable[Any] | None = None,
-    round_to: int = 1,
-    is_adaptive: bool = False,
     ignored: Sequence[str] = (),
     layers: Sequence[tuple[str, float]] = (),
     seed: int = 0,
@@ -172,8 +169,6 @@ def make_plan(
         kwargs: Arguments of the model by name.
         importance: What ranks channels, as in `prune`.
         data: Batches to rank with and to fit variants to.
-        round_to: Kept channels are a multiple of this.
-        is_adaptive: Whether narrow layers are rounded to less.
         ignored: Paths of layers that keep their channels.
         layers: Ratios of single layers or modules, by path.
         seed: Decides a random ranking.
@@ -198,9 +193,9 @@ def make_plan(
     layer_ratios = {
         path: share for name, share in layers for path in owners if path == name or path.startswith(f"{name}.")
     }
-    ranking = Ranking(coupled, scores, round_to, is_adaptive)
     skeleton = _without_data(base)
     probe = with_random_constants(base)
+    ranking = Ranking(coupled, scores)
     plan = PruningPlan(model, base, probe, skeleton, arguments, before, ranking, owners, layer_ratios, data)
     return _without_unsound_groups(plan)
 
@@ -273,7 +268,7 @@ def _without_unsound_groups(plan: PruningPlan) -> PruningPlan:
 
 def _trial_refusal(plan: PruningPlan, groups: list[int], is_run: bool) -> ChannelRefusal | None:
     """Return what is wrong with a model that lost half of these groups; only shapes are compared unless it is run."""
-    removed = replace(plan.ranking, round_to=1).removed(dict.fromkeys(groups, _TRIAL_RATIO))
+    removed = plan.ranking.removed(dict.fromkeys(groups, _TRIAL_RATIO))
     spec = plan.spec(removed)
     try:
         if not is_run:

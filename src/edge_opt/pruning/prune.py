@@ -108,9 +108,10 @@ def prune(
     data = list(loader) if isinstance(loader, Iterator) else loader  # several steps go through it
     with show_progress(), pruning_context():
         plan = make_plan(
-            model, example_inputs, kwargs, importance=importance, data=data, round_to=request.round_to,
-            is_adaptive=request.is_round_auto, ignored=request.ignored, layers=request.layers, seed=seed,
+            model, example_inputs, kwargs, importance=importance, data=data, ignored=request.ignored,
+            layers=request.layers, seed=seed,
         )  # fmt: skip
+        plan = plan.with_rounding(round_to, resolved)
         return _build_pruned(plan, request, latency, reestimate, reconstruct is not False)
 
 

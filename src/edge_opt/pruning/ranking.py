@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from edge_opt.boards.targets import ResolvedTarget
-from edge_opt.errors import InvalidInput, PruningFailed
+from edge_opt.errors import PruningFailed
 from edge_opt.measuring.machine import vector_bytes
 from edge_opt.pruning.coupling import NONE, ChannelMap, Group, TensorDim
 from edge_opt.pruning.reconstruction import reconstruction_scores
@@ -39,17 +39,14 @@ def unit_scores(
     """
     if importance == "random":
         return np.random.default_rng(seed).random(channel_map.units)
-    if importance in NEED_DATA and loader is None:
-        raise InvalidInput(
-            f'importance="{importance}" needs {NEED_DATA[importance]}; pass loader= with (inputs, labels)'
-        )
     parameters = dict(model.named_parameters(remove_duplicate=False))
     # A layer's weight or a norm's scale: not a bias, a statistic, or a position's vector.
     named = [at for at in channel_map.tensors if at.tensor in parameters and at.tensor.endswith("weight")]
     weights = [at for at in named if parameters[at.tensor].is_floating_point()]
     if importance == "taylor":
         assert loader is not None
-        return taylor_scores(model, channel_map, weights, loader)
+        changes = _loss_changes(model, parameters, weights, loader)
+        return _mean_over_layers(channel_map, weights, changes)
     lengths = [_entry_norms(parameters[at.tensor], at, 2) ** 2 for at in weights]
     scores = _mean_over_layers(channel_map, weights, lengths)
     if importance == "reconstruction":
@@ -88,23 +85,22 @@ def _mean_over_layers(
     return scores
 
 
-def taylor_scores(
-    model: nn.Module, channel_map: ChannelMap, weights: Sequence[TensorDim], loader: Iterable[Any]
-) -> np.ndarray:
-    """Return the first-order change of the loss without each unit: weight times gradient, over all its layers.
+def _loss_changes(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], weights: Sequence[TensorDim], loader: Iterable[Any]
+) -> list[np.ndarray]:
+    """Return the first-order change of the loss without each entry of the weights: weight times gradient.
 
     Gradients are summed over the batches. The model is a copy, in eval mode, that nobody else uses.
     """
     with torch.enable_grad():
         for batch in task_of().batches(model, loader):
             batch.loss_of(batch.answer(model)).backward()  # type: ignore[no-untyped-call]
-    parameters = dict(model.named_parameters(remove_duplicate=False))
     changes = []
     for at in weights:
         weight = parameters[at.tensor]
         gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
         changes.append(_entry_norms(weight.detach() * gradient, at, 1))
-    return _mean_over_layers(channel_map, weights, changes)
+    return changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +116,7 @@ class Ranking:
 
     channel_map: ChannelMap
     scores: np.ndarray
-    round_to: int
+    round_to: int = 1
     is_adaptive: bool = False
 
     def removed(self, ratios: Mapping[int, float], shifts: Mapping[int, int] | None = None) -> np.ndarray:

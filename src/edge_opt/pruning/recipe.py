@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -198,18 +198,15 @@ def _cut(model: nn.Module, spec: PruneSpec) -> None:
     that was collected, so `names` keeps every old tensor alive until all are replaced.
     """
     names = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
-    dims_by_name: dict[str, list[KeptIndices]] = {}
+    dims_of: dict[int, dict[int, KeptIndices]] = {}
     for kept in spec.kept:
-        dims_by_name.setdefault(kept.tensor, []).append(kept)
-    dims_of: dict[int, list[KeptIndices]] = {}
-    for name, dims in dims_by_name.items():
-        dims_of.setdefault(id(names[name]), dims)  # a shared tensor is cut once
+        dims_of.setdefault(id(names[kept.tensor]), {}).setdefault(kept.dim, kept)  # a shared tensor is cut once
     cut: dict[int, torch.Tensor] = {}
     for name, tensor in names.items():
         if id(tensor) not in dims_of:
             continue
         if id(tensor) not in cut:
-            cut[id(tensor)] = _selected(tensor, dims_of[id(tensor)])
+            cut[id(tensor)] = _selected(tensor, dims_of[id(tensor)].values())
         holder, _, leaf = name.rpartition(".")
         module = model.get_submodule(holder)
         (module._parameters if leaf in module._parameters else module._buffers)[leaf] = cut[id(tensor)]  # type: ignore[assignment]
@@ -219,7 +216,7 @@ def _cut(model: nn.Module, spec: PruneSpec) -> None:
             module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
 
-def _selected(tensor: torch.Tensor, dims: list[KeptIndices]) -> torch.Tensor:
+def _selected(tensor: torch.Tensor, dims: Iterable[KeptIndices]) -> torch.Tensor:
     with torch.no_grad():
         cut = tensor.detach()
         for each in dims:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,27 +65,25 @@ class InputMoments:
 
     is_joint: bool
     rows: int = 0
-    total: torch.Tensor | None = None
-    squares: torch.Tensor | None = None
+    # Tensors from the first batch on.
+    total: Any = 0.0
+    squares: Any = 0.0
 
     def add(self, rows: torch.Tensor) -> None:
         exact = rows.double()
-        squares = exact.T @ exact if self.is_joint else exact.square().sum(0)
-        self.total = exact.sum(0) if self.total is None else self.total + exact.sum(0)
-        self.squares = squares if self.squares is None else self.squares + squares
+        self.total = self.total + exact.sum(0)
+        self.squares = self.squares + (exact.T @ exact if self.is_joint else exact.square().sum(0))
         self.rows += len(rows)
 
     @property
     def mean(self) -> np.ndarray:
-        assert self.total is not None
-        return (self.total / self.rows).cpu().numpy()
+        mean: np.ndarray = (self.total / self.rows).cpu().numpy()
+        return mean
 
     @property
     def covariance(self) -> np.ndarray:
         """The covariance of each pair of channels, or the variance of each one where there are too many."""
-        assert self.squares is not None
-        mean = self.mean
-        squares: np.ndarray = (self.squares / self.rows).cpu().numpy()
+        mean, squares = self.mean, (self.squares / self.rows).cpu().numpy()
         covariance: np.ndarray = squares - (np.outer(mean, mean) if self.is_joint else mean**2)
         return covariance
 
@@ -112,15 +111,12 @@ def input_moments(model: nn.Module, paths: Iterable[str], loader: Iterable[Any])
     """Return the moments of what goes into these layers while calibration batches run through the model."""
     moments: dict[str, InputMoments] = {}
 
-    def note(path: str) -> Any:
-        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
-                rows = _rows(module, args[0])
-                moments.setdefault(path, InputMoments(rows.shape[1] <= MOST_COLUMNS)).add(rows)
+    def note(path: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+            rows = _rows(module, args[0])
+            moments.setdefault(path, InputMoments(rows.shape[1] <= MOST_COLUMNS)).add(rows)
 
-        return before
-
-    handles = [model.get_submodule(path).register_forward_pre_hook(note(path)) for path in paths]
+    handles = [model.get_submodule(path).register_forward_pre_hook(partial(note, path)) for path in paths]
     try:
         with torch.no_grad():
             for call in input_calls(model, loader, MOST_BATCHES):

@@ -203,32 +203,23 @@ class Speed:
             return 0.0
         return max(0.0, operations / self.unpack_per_s - nbytes / self.rate.bytes_per_s)
 
-    def overhead_s(self, step: StepTrace) -> float:
-        if self.spec is None or self.engine is None:
-            return 0.0
-        own = self.spec.overhead_s
-        return step.operators * (overhead_s(self.engine, self.threads) if own is None else own.value)
-
     def step(
         self, nbytes: float, flops: float, step: StepTrace, has_one_row: bool, unpacking_s: float = 0.0
     ) -> tuple[float | None, Bound]:
         """Return the seconds of a step, and what bounds it."""
-        if self.rate is None:
+        if self.rate is None or self.spec is None or self.engine is None:
             return None, "unknown"
         moving = nbytes / self.rate.bytes_per_s
         product_rate = self.row_rate if has_one_row else self.matrix_rate
         computing = 0.0 if product_rate is None else flops / product_rate.flops_per_s
-        overhead = self.overhead_s(step)
+        own = self.spec.overhead_s
+        overhead = step.operators * (overhead_s(self.engine, self.threads) if own is None else own.value)
         spent: dict[Bound, float] = {"memory": moving, "compute": max(computing, unpacking_s), "overhead": overhead}
         return max(moving + unpacking_s, computing) + overhead, max(spent, key=lambda bound: spent[bound])
 
 
 def speed_of(
-    spec: DeviceSpec | None,
-    form: WeightFormat,
-    engine: Engine | None,
-    threads: int | None = None,
-    runtime: str | None = None,
+    spec: DeviceSpec | None, form: WeightFormat, engine: Engine | None, threads: int | None, runtime: str
 ) -> Speed:
     """Return the speed of a device in a format; with fewer threads than cores a CPU has that share of its rate."""
     if spec is None:
@@ -242,7 +233,7 @@ def speed_of(
         part = share_of_peak(spec, min(used, cores), cores) if used and cores else 1.0
     rates = matrix_rate(spec, form, wanted), row_rate(spec, form, wanted)
     matrix, row = (rate and rate._replace(flops_per_s=rate.flops_per_s * part) for rate in rates)
-    streamed = read_rate(spec, wanted, runtime or form.runtimes[0], form.bits)
+    streamed = read_rate(spec, wanted, runtime, form.bits)
     return Speed(spec, wanted, used, streamed, matrix, row, unpack_rate(spec, wanted))
 
 

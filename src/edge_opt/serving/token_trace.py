@@ -293,7 +293,10 @@ class _HubSteps:
 
         That one is extrapolated linearly from two short ones.
         """
-        if not any(state.constant for state in self.states) or not self._loops():
+        if not any(state.constant for state in self.states):
+            return self._read_step(prompt)
+        two_more, _ = self._read(self.PROBE + 2)
+        if len(two_more.ops) <= len(self.probe.ops) + 8:
             return self._read_step(prompt)
         short, longer = self._read_step(self.PROBE), self._read_step(2 * self.PROBE)
         self.remarks += ("the prompt is extrapolated from two short ones, because the model reads it token by token",)
@@ -310,10 +313,6 @@ class _HubSteps:
             kept_bytes=at(short.kept_bytes, longer.kept_bytes),
             input_bytes=at(short.input_bytes, longer.input_bytes),
         )
-
-    def _loops(self) -> bool:
-        longer, _ = self._read(self.PROBE + 2)
-        return len(longer.ops) > len(self.probe.ops) + 8
 
     def _read_step(self, tokens: int) -> StepTrace:
         recorded, _ = self._read(tokens)
