@@ -24,7 +24,7 @@ from edge_opt.calibration.operator_bench import (
     reuse_distances,
     undisturbed,
 )
-from edge_opt.calibration.operator_draws import is_warm, operators, plan, tensor
+from edge_opt.calibration.operator_draws import last_operator, plan, tensor
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.cli import app
 from edge_opt.errors import CalibrationMissing, InvalidCalibration, InvalidInput
@@ -89,36 +89,36 @@ def test_wrong_options_are_refused_before_anything_runs(wrong: dict[str, object]
 
 
 def test_the_same_seed_is_the_same_plan() -> None:
-    assert plan(seed=3, count=60) == plan(seed=3, count=60)
-    assert plan(seed=3, count=60) != plan(seed=4, count=60)
+    first, again, other = ([item.signature for item in plan(seed, count=60)] for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
 
 
 def test_every_planned_operator_runs_and_gives_what_the_plan_says() -> None:
-    for signature, function in plan(seed=5, count=80):
-        runnable = Runnable(signature, function, is_warm(signature))
+    for operator in plan(seed=5, count=80):
+        runnable = Runnable(operator)
         with torch.inference_mode():
             runnable.touch()
             result = runnable.run()
         first = result[0] if isinstance(result, (tuple, list)) else result
-        assert tuple(first.shape) == signature.outputs[0].shape
+        assert tuple(first.shape) == operator.signature.outputs[0].shape
 
 
 def test_operands_are_laid_out_as_recorded() -> None:
     transposed = tensor(2, 5, 3).transpose(1, 2)
-    permuted, clone = operators(lambda: transposed.clone(memory_format=torch.contiguous_format))[-1]
-    assert permuted.strides == ((15, 1, 3),)
-    made = Runnable(permuted, clone, (True,)).args[0]
-    assert made.shape == (2, 3, 5) and made.stride() == (15, 1, 3)
+    clone = last_operator(lambda: transposed.clone(memory_format=torch.contiguous_format))
+    assert clone.signature.strides == ((15, 1, 3),)
+    operand = Runnable(clone).args[0]
+    assert operand.shape == (2, 3, 5) and operand.stride() == (15, 1, 3)
 
 
 def test_an_operator_is_drawn_with_the_form_that_ran() -> None:
-    _, function = operators(lambda: torch.mul(tensor(2, 2), tensor(2, 2)))[-1]
-    assert function is torch.ops.aten.mul.Tensor
+    operator = last_operator(lambda: torch.mul(tensor(2, 2), tensor(2, 2)))
+    assert operator.function is torch.ops.aten.mul.Tensor
 
 
 def test_values_stay_ordinary_however_often_an_operator_writes_in_place() -> None:
-    signature, function = operators(lambda: torch.Tensor.mul_(tensor(64), tensor(64)))[-1]
-    runnable = Runnable(signature, function, (True, True))
+    runnable = Runnable(last_operator(lambda: torch.Tensor.mul_(tensor(64), tensor(64))))
     for _ in range(300):
         runnable.touch()
         runnable.run()
@@ -144,7 +144,7 @@ def test_a_module_call_costs_something_and_an_operator_never_less_than_nothing()
 
 
 def test_samples_of_a_run_are_scaled_to_the_whole_of_it() -> None:
-    signature, _ = operators(lambda: torch.mul(tensor(2, 2), tensor(2, 2)))[-1]
+    signature = last_operator(lambda: torch.mul(tensor(2, 2), tensor(2, 2))).signature
     samples = [OperatorSample(signature, (0, 0), 1e-3, "r"), OperatorSample(signature, (0, 0), 1e-3)]
     run = ReferenceRun("r", "f", 1, operators=10, modules=5, operators_s=1e-2, seconds=1.1e-2)
     inside, alone = closed(samples, [run], Overheads(operator_s=1e-5, module_s=2e-5))

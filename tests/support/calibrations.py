@@ -34,7 +34,7 @@ def formula(signature: OpSignature) -> float:
 
 @cache
 def planned() -> tuple[OpSignature, ...]:
-    return tuple(signature for signature, _ in plan(seed=1, count=700))
+    return tuple(operator.signature for operator in plan(seed=1, count=700))
 
 
 def imaginary(seconds: Callable[[OpSignature], float] = formula, count: int = 700) -> Calibration:

@@ -255,17 +255,14 @@ def _timed_alone(seconds: float, spent: Callable[[], float]) -> list[OperatorSam
             break
         report_progress(f"calibrating, {spent():.0%}: operators alone, {len(samples)}")
         group = planned[first : first + _GROUP]
-        runnables = [Runnable(signature, function, is_warm(signature)) for signature, function in group]
+        runnables = [Runnable(operator) for operator in group]
         # What a round moves lies between two uses of the same weights.
         distance = sum(runnable.nbytes for runnable in runnables)
         # Only short operators notice whether their code is in the cache.
-        rehearsals = [
-            Runnable(item.signature, item.function, is_warm(item.signature)) if item.nbytes < _SMALL_BYTES else None
-            for item in runnables
-        ]
-        for runnable, least_s in zip(runnables, least_seconds(runnables, rehearsals, _ROUNDS), strict=True):
-            distances = tuple(0 if warm else distance for warm in is_warm(runnable.signature))
-            samples.append(OperatorSample(runnable.signature, distances, least_s))
+        rehearsals = [Runnable(item.operator) if item.nbytes < _SMALL_BYTES else None for item in runnables]
+        for operator, least_s in zip(group, least_seconds(runnables, rehearsals, _ROUNDS), strict=True):
+            distances = tuple(0 if warm else distance for warm in is_warm(operator.signature))
+            samples.append(OperatorSample(operator.signature, distances, least_s))
     return samples
 
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
-from edge_opt.calibration.operator_draws import SignatureRecorder
+from edge_opt.calibration.operator_draws import DrawnOperator, SignatureRecorder, is_warm
 from edge_opt.calibration.reference_networks import Reference
 from edge_opt.cost.rules import price
 from edge_opt.errors import MeasurementFailed
 from edge_opt.measuring.machine import retain_freed_memory
-from edge_opt.records.costs import OpCost, OpSignature, Shape, TensorInfo, Trace
+from edge_opt.records.costs import OpCost, OpSignature, Trace
 from edge_opt.records.predictions import OperatorSample, ReferenceRun
 from edge_opt.trace import trace
 from edge_opt.trace.operators import Behavior, facts_of, operator_name
@@ -71,57 +71,37 @@ def kept_heap(nbytes: int) -> Iterator[None]:
 
 
 _INDEXED = {"aten.embedding": 0, "aten.embedding_bag": 0}
-_SETTINGS = (torch.dtype, torch.memory_format, torch.layout)
 
 
 class Runnable:
     """One operator with tensors of its own. `touch` brings what would be warm into the cache; `run` is the call."""
 
-    def __init__(self, signature: OpSignature, function: OpOverload, is_warm: Sequence[bool]) -> None:
-        self.signature = signature
-        self.function = function
-        operands = _OperandMaker(signature, is_warm)
-        self.args = tuple(operands.value(argument) for argument in signature.args)
-        self.kwargs = {name: operands.value(argument) for name, argument in signature.kwargs}
-        self.nbytes = sum(base.numel() * base.itemsize for base, _ in operands.bases)
-        self._warm = [base for base, is_wanted in operands.bases if is_wanted and base.dtype is not torch.bool]
+    def __init__(self, operator: DrawnOperator) -> None:
+        self.operator = operator
+        limit = _index_limit(operator.signature)
+        tensors: list[torch.Tensor] = []
+
+        def filled(meta: torch.Tensor) -> torch.Tensor:
+            tensors.append(_filled(meta, limit))
+            return tensors[-1]
+
+        self.args, self.kwargs = tree_map_only(torch.Tensor, filled, (operator.args, operator.kwargs))
+        self.nbytes = sum(tensor.nbytes for tensor in tensors)
+        wanted = zip(tensors, is_warm(operator.signature), strict=True)
+        self._warm = [tensor for tensor, is_wanted in wanted if is_wanted and tensor.dtype is not torch.bool]
         # An operator that writes its operand would drift away from ordinary values, and denormal ones are slow.
-        is_writing = signature.op.endswith("_") and operands.bases
-        self._written = (operands.bases[0][0], operands.bases[0][0].clone()) if is_writing else None
+        is_writing = operator.signature.op.endswith("_") and tensors
+        self._written = (tensors[0], tensors[0].clone()) if is_writing else None
 
     def touch(self) -> None:
         """Write the warm operands, as the operators before this one would just have done."""
         if self._written is not None:
             self._written[0].copy_(self._written[1])
-        for base in self._warm:
-            base.mul_(1)
+        for tensor in self._warm:
+            tensor.mul_(1)
 
     def run(self) -> Any:
-        return self.function(*self.args, **self.kwargs)
-
-
-class _OperandMaker:
-    """Makes the tensors of one call, in the order of `OpSignature.inputs`."""
-
-    def __init__(self, signature: OpSignature, is_warm: Sequence[bool]) -> None:
-        self.bases: list[tuple[torch.Tensor, bool]] = []
-        self._layouts: Iterator[Shape | None] = iter(signature.strides or (None,) * len(signature.inputs))
-        self._is_warm = iter(is_warm)
-        self._rows = _index_limit(signature)
-
-    def value(self, argument: Any) -> Any:
-        if isinstance(argument, TensorInfo):
-            base, tensor = _tensor(argument, next(self._layouts), self._rows)
-            self.bases.append((base, next(self._is_warm)))
-            return tensor
-        if isinstance(argument, tuple):
-            return [self.value(item) for item in argument]
-        if isinstance(argument, str):
-            setting = getattr(torch, argument, None)
-            if isinstance(setting, _SETTINGS):
-                return setting
-            return torch.device("cpu") if argument in ("cpu", "meta") or argument.startswith("cuda") else argument
-        return argument
+        return self.operator.function(*self.args, **self.kwargs)
 
 
 def _index_limit(signature: OpSignature) -> int:
@@ -132,27 +112,17 @@ def _index_limit(signature: OpSignature) -> int:
     return max(1, min(tables[0].shape, default=1)) if tables else 2
 
 
-def _tensor(info: TensorInfo, strides: Shape | None, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory with ordinary values, and the tensor as a view of it."""
-    dtype = getattr(torch, info.dtype)
-    if strides is None:
-        base = _filled(info.elements, dtype, limit)
-        return base, base.view(info.shape)
-    span = 1 + sum((size - 1) * step for size, step in zip(info.shape, strides, strict=True)) if info.elements else 0
-    base = _filled(span, dtype, limit)
-    return base, base.as_strided(info.shape, strides)
-
-
-def _filled(count: int, dtype: torch.dtype, limit: int) -> torch.Tensor:
-    base = torch.empty(count, dtype=dtype)
-    if not dtype.is_floating_point:
-        return base.random_(0, 2 if dtype is torch.bool else limit)
+def _filled(meta: torch.Tensor, limit: int) -> torch.Tensor:
+    """Return a tensor with ordinary values, laid out in memory as the one without data is."""
+    tensor = torch.empty_like(meta, device="cpu")
+    if not tensor.is_floating_point():
+        return tensor.random_(0, 2 if tensor.dtype is torch.bool else limit)
     # Copying random numbers is several times as fast as drawing them.
-    pool = _pool()
-    for start in range(0, count, len(pool)):
-        part = base[start : start + len(pool)]
+    pool, memory = _pool(), tensor.as_strided((tensor.numel(),), (1,))
+    for start in range(0, len(memory), len(pool)):
+        part = memory[start : start + len(pool)]
         part.copy_(pool[: len(part)])
-    return base
+    return tensor
 
 
 @cache
@@ -353,9 +323,9 @@ def backward_work(model: nn.Module, x: torch.Tensor) -> float:
     recorder = SignatureRecorder()
     with recorder:
         loss = model(x).sum()
-        count = len(recorder.operators)
+        count = len(recorder.signatures)
         loss.backward()
-    costs = [price(signature).cost for signature, _ in recorder.operators]
+    costs = [price(signature).cost for signature in recorder.signatures]
     return relative_work(sum(costs[count:], OpCost()), sum(costs[:count], OpCost()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -68,12 +68,23 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+class DrawnOperator(NamedTuple):
+    """An operator to time: its signature as a trace would record it, and the call with tensors without data."""
+
+    signature: OpSignature
+    function: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 class SignatureRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps operators while it is on, each with its signature as a trace would record it."""
+    """Keeps the signatures of operators while it is on, as a trace would record them, and the last call itself."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operators: list[tuple[OpSignature, OpOverload]] = []
+        self.signatures: list[OpSignature] = []
+        # Of a whole training step, the arguments of every call would be too much to hold.
+        self.last: DrawnOperator | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -83,16 +94,18 @@ class SignatureRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         # A backward returns None for gradients that nobody asked for.
         outputs = [item for item in (result if isinstance(result, (tuple, list)) else [result]) if item is not None]
-        self.operators.append((signature_of(func, args, kwargs, outputs, func.is_view, 0), func))
+        self.signatures.append(signature_of(func, args, kwargs, outputs, func.is_view, 0))
+        self.last = DrawnOperator(self.signatures[-1], func, args, kwargs)
         return result
 
 
-def operators(call: Callable[[], object]) -> list[tuple[OpSignature, OpOverload]]:
-    """Return the operators that a call on meta tensors consists of, as a trace would record them."""
+def last_operator(call: Callable[[], object]) -> DrawnOperator:
+    """Return the last operator of a call on meta tensors: what comes before it only lays out its operands."""
     recorder = SignatureRecorder()
     with torch.inference_mode(), recorder:
         call()
-    return recorder.operators
+    assert recorder.last is not None
+    return recorder.last
 
 
 # Parameter names of operators that hold what a model has learned; these are cold, all other operands warm.
@@ -111,21 +124,20 @@ def _count(value: Any) -> int:
     return int(isinstance(value, TensorInfo))
 
 
-def plan(seed: int = 0, count: int = 1400) -> list[tuple[OpSignature, OpOverload]]:
+def plan(seed: int = 0, count: int = 1400) -> list[DrawnOperator]:
     """Draw operators to time alone, shuffled, so that any first part of them is a fair sample."""
     draw = Draw(seed)
     total = sum(share for share, _ in _SHARES)
-    planned: list[tuple[OpSignature, OpOverload]] = []
+    planned: list[DrawnOperator] = []
     for share, kind in _SHARES:
         wanted = max(2, round(count * share / total))
-        distinct: dict[OpSignature, OpOverload] = {}
+        distinct: dict[OpSignature, DrawnOperator] = {}
         for _ in range(20 * wanted):
             if len(distinct) >= wanted:
                 break
-            # The last operator is the one that was asked for; what comes before only lays out its operands.
-            signature, function = operators(kind(draw))[-1]
-            distinct.setdefault(signature, function)
-        planned += distinct.items()
+            operator = last_operator(kind(draw))
+            distinct.setdefault(operator.signature, operator)
+        planned += distinct.values()
     draw.random.shuffle(planned)
     return planned
 
