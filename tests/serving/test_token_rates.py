@@ -154,10 +154,11 @@ def test_a_figure_of_another_engine_is_a_lower_bound() -> None:
 
 def test_products_of_many_rows() -> None:
     pi = device("raspberry-pi-5")
-    assert matrix_rate(pi, WEIGHT_FORMATS["q8_0"]) is not None
-    rate, reading = matrix_rate(pi, WEIGHT_FORMATS["q4_0"]) or (0.0, "")
+    assert matrix_rate(pi, WEIGHT_FORMATS["q8_0"], "cpu") is not None
+    rate, reading = matrix_rate(pi, WEIGHT_FORMATS["q4_0"], "cpu") or (0.0, "")
     assert rate == pytest.approx(0.3 * 614.4e9) and "int8" in reading
-    assert matrix_rate(device("apple-a16"), WEIGHT_FORMATS["fp16"]) is not None
+    phone = device("apple-a16")
+    assert matrix_rate(phone, WEIGHT_FORMATS["fp16"], phone.engine) is not None
 
 
 def test_products_block_by_block_reach_a_tenth_of_the_int8_peak() -> None:
@@ -166,7 +167,7 @@ def test_products_block_by_block_reach_a_tenth_of_the_int8_peak() -> None:
     found = [speed * 2 * 7.57e9 / fast for speed in (43.03, 35.15, 30.10)]
     found += [47.06 * 2 * 0.742e9 / 614.4e9, 39.93 * 2 * 0.742e9 / 614.4e9, 35 * 2 * 1.034e9 / 614.4e9]
     assert median(found) == pytest.approx(UNPACKED_SHARE, abs=0.01)
-    rate, reading = matrix_rate(device("raspberry-pi-5"), WEIGHT_FORMATS["q4_k_m"]) or (0.0, "")
+    rate, reading = matrix_rate(device("raspberry-pi-5"), WEIGHT_FORMATS["q4_k_m"], "cpu") or (0.0, "")
     assert rate == pytest.approx(61.44e9) and "0.1 of the int8 peak" in reading
 
 
@@ -174,6 +175,7 @@ def test_a_core_without_dot_products_is_bound_by_unpacking() -> None:
     q4, fp16 = WEIGHT_FORMATS["q4_0"], WEIGHT_FORMATS["fp16"]
     # Operations per token × published tokens per second, over the fp32 peak.
     assert median([3.076e9 * 3.054 / 48e9, 5.031e9 * 1.83 / 48e9]) == pytest.approx(ROW_SHARE, abs=0.005)
-    assert (row_rate(device("raspberry-pi-4"), q4) or (0.0, ""))[0] == pytest.approx(0.19 * 48e9)
-    assert row_rate(device("raspberry-pi-4"), fp16) == matrix_rate(device("raspberry-pi-4"), fp16)
-    assert row_rate(device("raspberry-pi-5"), q4) == matrix_rate(device("raspberry-pi-5"), q4)
+    pi_4, pi_5 = device("raspberry-pi-4"), device("raspberry-pi-5")
+    assert (row_rate(pi_4, q4, "cpu") or (0.0, ""))[0] == pytest.approx(0.19 * 48e9)
+    assert row_rate(pi_4, fp16, "cpu") == matrix_rate(pi_4, fp16, "cpu")
+    assert row_rate(pi_5, q4, "cpu") == matrix_rate(pi_5, q4, "cpu")

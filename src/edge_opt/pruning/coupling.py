@@ -309,9 +309,8 @@ class CouplingGraph:
 
     def result(self) -> ChannelMap:
         """Return the channel map, with units numbered anew: one number for those that became one."""
-        leaders = sorted({self.find(unit) for unit in range(len(self.parents))})
-        number = {leader: position for position, leader in enumerate(leaders)}
-        unit_of = np.array([number[self.find(unit)] for unit in range(len(self.parents))], dtype=np.int64)
+        leader_of = np.array([self.find(unit) for unit in range(len(self.parents))], dtype=np.int64)
+        leaders, unit_of = np.unique(leader_of, return_inverse=True)
         layers = self._layer_owners(unit_of)
         self._own_head_tensors(unit_of, layers)
         refused = {int(unit_of[unit]): refusal for unit, refusal in reversed(self.refused.items())}

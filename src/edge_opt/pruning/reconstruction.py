@@ -130,24 +130,18 @@ def input_moments(model: nn.Module, paths: Iterable[str], loader: Iterable[Any])
 def _rows(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return the input as rows of channels, evenly chosen where there are many."""
     if isinstance(module, _ConvNd):
-        dims = len(module.kernel_size)
-        x = x.movedim(-dims - 1, -1)
+        x = x.movedim(-len(module.kernel_size) - 1, -1)
     rows = x.reshape(-1, x.shape[-1])
     return rows[:: max(len(rows) // MOST_ROWS, 1)]
 
 
 def column_weights(module: nn.Module) -> torch.Tensor:
     """Return a layer's weights as (outputs and taps, input channels), with zeros where a group does not read."""
-    weight: torch.Tensor = module.get_parameter("weight").detach()
-    if isinstance(module, _ConvNd):
-        if module.transposed:
-            return weight.movedim(0, -1).reshape(-1, weight.shape[0])
-        if module.groups > 1:
-            parts = [part.movedim(1, -1).reshape(-1, part.shape[1]) for part in weight.chunk(module.groups)]
-            blocks: torch.Tensor = torch.block_diag(*parts)  # type: ignore[no-untyped-call]
-            return blocks
-        return weight.movedim(1, -1).reshape(-1, weight.shape[1])
-    return weight
+    groups = module.get_parameter("weight").detach().chunk(getattr(module, "groups", 1))
+    dim = 0 if isinstance(module, _ConvNd) and module.transposed else 1
+    parts = [weight.movedim(dim, -1).reshape(-1, weight.shape[dim]) for weight in groups]
+    columns: torch.Tensor = parts[0] if len(parts) == 1 else torch.block_diag(*parts)  # type: ignore[no-untyped-call]
+    return columns
 
 
 @dataclass(slots=True)

@@ -171,25 +171,24 @@ def _from_copies(spec: DeviceSpec, engine: Engine) -> ReadRate:
     )
 
 
-def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = None) -> ProductRate | None:
+def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine) -> ProductRate | None:
     """Return the rate that products of many rows reach in a format; None where no peak is known.
 
     >>> from edge_opt.boards.catalog import device
     >>> from edge_opt.serving.weight_formats import WEIGHT_FORMATS
-    >>> round(matrix_rate(device("raspberry-pi-5"), WEIGHT_FORMATS["q8_0"])[0] / 1e9, 1)  # a tenth of 614.4
+    >>> round(matrix_rate(device("raspberry-pi-5"), WEIGHT_FORMATS["q8_0"], "cpu")[0] / 1e9, 1)  # a tenth of 614.4
     61.4
     """
-    wanted = engine or spec.engine
-    int8 = spec.peak(wanted, "int8")
-    if wanted == "cpu" and form.name in REPACKED and int8 is not None:
+    int8 = spec.peak(engine, "int8")
+    if engine == "cpu" and form.name in REPACKED and int8 is not None:
         return _share_of_peak(REPACKED_SHARE, "int8", int8)
-    if wanted == "cpu" and form.is_quantized and int8 is not None and _has_dot_products(spec):
+    if engine == "cpu" and form.is_quantized and int8 is not None and _has_dot_products(spec):
         return _share_of_peak(UNPACKED_SHARE, "int8", int8)
-    for precision in ("fp32", "fp16", "bf16") if wanted == "cpu" else ("fp16", "bf16", "fp32"):
-        peak = spec.peak(wanted, precision)
+    for precision in ("fp32", "fp16", "bf16") if engine == "cpu" else ("fp16", "bf16", "fp32"):
+        peak = spec.peak(engine, precision)
         if peak is not None:
             return _share_of_peak(MATRIX_SHARE, precision, peak)
-    fp64 = spec.peak(wanted, "fp64")
+    fp64 = spec.peak(engine, "fp64")
     if fp64 is not None:  # HPL, reached and not on paper: fp32 does twice as much
         return ProductRate(2 * fp64.value, f"twice the fp64 rate ({fp64.source})")
     return None
@@ -199,35 +198,33 @@ def _share_of_peak(share: float, precision: str, peak: Figure, why: str = "") ->
     return ProductRate(share * peak.value, f"{share:g} of the {precision} peak ({peak.source}){why}")
 
 
-def unpack_rate(spec: DeviceSpec, engine: Engine | None = None) -> float | None:
+def unpack_rate(spec: DeviceSpec, engine: Engine) -> float | None:
     """Return the operations per second of unpacking weights to floats; None where that takes no time of its own.
 
     >>> from edge_opt.boards.catalog import device
-    >>> unpack_rate(device("apple-m1")), unpack_rate(device("raspberry-pi-5"))
+    >>> unpack_rate(device("apple-m1"), "gpu"), unpack_rate(device("raspberry-pi-5"), "cpu")
     (2600000000000.0, None)
     """
-    wanted = engine or spec.engine
-    peak = spec.peak(wanted, "fp32")
-    is_metal = wanted == "gpu" and spec.title.startswith("Apple")
+    peak = spec.peak(engine, "fp32")
+    is_metal = engine == "gpu" and spec.title.startswith("Apple")
     return peak.value if is_metal and peak is not None else None
 
 
-def row_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = None) -> ProductRate | None:
+def row_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine) -> ProductRate | None:
     """Return the rate that products with one row reach in a format; None where no peak is known.
 
     >>> from edge_opt.boards.catalog import device
     >>> from edge_opt.serving.weight_formats import WEIGHT_FORMATS
-    >>> round(row_rate(device("raspberry-pi-4"), WEIGHT_FORMATS["q4_0"])[0] / 1e9, 2)  # 0.19 × 48e9
+    >>> round(row_rate(device("raspberry-pi-4"), WEIGHT_FORMATS["q4_0"], "cpu")[0] / 1e9, 2)  # 0.19 × 48e9
     9.12
     """
-    wanted = engine or spec.engine
-    fp32, int8 = spec.peak(wanted, "fp32"), spec.peak(wanted, "int8")
-    if wanted == "cpu" and form.is_quantized and fp32 and int8 and not _has_dot_products(spec):
+    fp32, int8 = spec.peak(engine, "fp32"), spec.peak(engine, "int8")
+    if engine == "cpu" and form.is_quantized and fp32 and int8 and not _has_dot_products(spec):
         return _share_of_peak(ROW_SHARE, "fp32", fp32, ", for there are no dot products of int8")
-    if wanted == "cpu" and form.is_quantized and fp32 and form.name not in REPACKED:
+    if engine == "cpu" and form.is_quantized and fp32 and form.name not in REPACKED:
         # A single row stays in registers, so that block by block costs less than in a product of many.
         return _share_of_peak(MATRIX_SHARE, "fp32", fp32)
-    return matrix_rate(spec, form, wanted)
+    return matrix_rate(spec, form, engine)
 
 
 def _has_dot_products(spec: DeviceSpec) -> bool:
