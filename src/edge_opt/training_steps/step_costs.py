@@ -19,8 +19,7 @@ from edge_opt.records.costs import OUTSIDE, OpCost, OpSignature
 from edge_opt.records.predictions import Calibration, Prediction
 from edge_opt.records.training_steps import MemoryByKind, MemoryPoint, StepTime, TrainingLayer, TrainingStep
 from edge_opt.trace.inputs import CallArguments
-from edge_opt.training_steps.step_tape import Phase, StepOp
-from edge_opt.training_steps.step_trace import StepPlan, StepSegment, TracedStep
+from edge_opt.training_steps.step_trace import Phase, StepOp, StepPlan, StepSegment, TracedStep
 
 # Where the work of a phase is shown; that of the backward is divided.
 _COLUMNS = {
