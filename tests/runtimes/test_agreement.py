@@ -13,9 +13,10 @@ from convertible import Residual
 from edge_opt import compress
 from edge_opt.errors import Disagrees, InvalidInput
 from edge_opt.model import SmallCNN
-from edge_opt.quantization.onnx_files import sample_remarks
-from edge_opt.runtimes.agreement import agreement, bound_of, first_violation
-from edge_opt.runtimes.model_call import model_call
+from edge_opt.quantization.onnx_files import Tensors, sample_remarks
+from edge_opt.records.conversions import Agreement
+from edge_opt.runtimes.agreement import ReferenceModel, agreement, bound_of, first_violation
+from edge_opt.runtimes.model_call import LabeledBatches, ModelCall, model_call
 from edge_opt.runtimes.torch_runtime import TorchRunner
 
 SHAPE = (1, 1, 28, 28)
@@ -44,6 +45,11 @@ def test_one_sample_the_batches_given_and_a_large_batch_are_compared() -> None:
     assert all(entry.output == 0 and not entry.refused for entry in done.agreement.by_batch)
 
 
+def compared_on(call: ModelCall, runner: TorchRunner, batches: list[Tensors], fixed_batch: int | None) -> Agreement:
+    labeled = LabeledBatches(batches, [None] * len(batches), "a test")
+    return agreement(ReferenceModel(call), runner, labeled, fixed_batch)
+
+
 class Off(nn.Module):
     """A little off everywhere, which is much where outputs are near zero."""
 
@@ -56,7 +62,7 @@ def test_small_calls_are_judged_together() -> None:
     x[0] = 0.01
     model = nn.Identity()
     batches = [(x[place : place + 1],) for place in range(16)]
-    found = agreement(model_call(model, (1, 4)), TorchRunner(Off(), 1), batches, "a test", fixed_batch=1)
+    found = compared_on(model_call(model, (1, 4)), TorchRunner(Off(), 1), batches, 1)
     # 0.005 over a mean of (15 + 0.01) / 16; of the first sample alone it would be 0.5
     assert [entry.samples for entry in found.by_batch] == [1]
     assert found.by_batch[0].difference == pytest.approx(0.005 / (15.01 / 16), rel=1e-3)
@@ -69,7 +75,7 @@ class TenthMore(nn.Module):
 
 def test_outputs_are_their_own_scale_however_small_they_are() -> None:
     x = 1e-8 * torch.ones(16, 4)
-    found = agreement(model_call(nn.Identity(), (1, 4)), TorchRunner(TenthMore(), 1), [(x,)], "a test", fixed_batch=16)
+    found = compared_on(model_call(nn.Identity(), (1, 4)), TorchRunner(TenthMore(), 1), [(x,)], 16)
     assert found.relative_difference == pytest.approx(0.12, rel=1e-3)
     assert first_violation(found, 0.1) is not None and first_violation(found, 0.13) is None
 
@@ -86,7 +92,7 @@ class FirstOff(nn.Module):
 def test_the_batch_that_differs_most_is_not_hidden_by_one_with_more_other_answers() -> None:
     scores = torch.tensor([[1.0, 3.0]] * 20)
     batches = [(scores,), (-scores,)]
-    found = agreement(model_call(nn.Identity(), (1, 2)), TorchRunner(FirstOff(), 1), batches, "a test", fixed_batch=20)
+    found = compared_on(model_call(nn.Identity(), (1, 2)), TorchRunner(FirstOff(), 1), batches, 20)
     # doubled: off by its own mean. One of twenty flipped: off by (2 + 2) / (20 * 4)
     assert [(entry.samples, entry.difference, entry.flips) for entry in found.by_batch] == [(20, 1.0, 0.05)]
 
@@ -113,7 +119,7 @@ class WrongBeyond(nn.Module):
 def test_a_large_batch_that_goes_wrong_is_found() -> None:
     model = Residual().eval()
     subject = model_call(model, (1, 3, 12, 12))
-    found = agreement(subject, TorchRunner(WrongBeyond(model), 1), [(torch.randn(8, 3, 12, 12),)], "a test")
+    found = compared_on(subject, TorchRunner(WrongBeyond(model), 1), [(torch.randn(8, 3, 12, 12),)], None)
     trouble = first_violation(found, 0.1)
     assert trouble is not None and trouble.entry is not None and trouble.entry.samples == 512
     assert [entry.difference for entry in found.by_batch[:2]] == [0.0, 0.0]
@@ -139,7 +145,7 @@ def test_near_ties_that_rounding_decides_anew_are_not_clear_answers() -> None:
             return (super().forward(x)[:, [1, 0, 2]],)
 
     subject = model_call(Ties(), (4, 2))
-    found = agreement(subject, TorchRunner(OtherTies(), 1), [subject.tensors], "a test")
+    found = compared_on(subject, TorchRunner(OtherTies(), 1), [subject.tensors], None)
     assert found.top1 == 0.0 and found.by_batch[-1].flips is None
     assert first_violation(found, 0.01) is None
 
@@ -153,9 +159,9 @@ def test_of_two_classes_a_near_tie_is_no_clear_answer_either() -> None:
     # that every one is ahead by half of its own; half of the mean spread is (4 x 0.05 + 16 x 0.5) / 20 / 2 = 0.205.
     scores = torch.tensor([[0.0, 0.1]] * 4 + [[0.0, 1.0]] * 16)
     subject = model_call(nn.Identity(), (1, 2))
-    found = agreement(subject, TorchRunner(Swapped(), 1), [(scores,)], "a test", fixed_batch=20)
+    found = compared_on(subject, TorchRunner(Swapped(), 1), [(scores,)], 20)
     assert found.top1 == 16 / 20 and found.by_batch[0].flips == 0.0
-    far = agreement(subject, TorchRunner(Swapped(), 1), [(10 * scores[4:],)], "a test", fixed_batch=16)
+    far = compared_on(subject, TorchRunner(Swapped(), 1), [(10 * scores[4:],)], 16)
     assert far.by_batch[0].flips == 4 / 16
 
 
@@ -174,9 +180,7 @@ class Flipping(nn.Module):
 def test_changed_answers_are_judged_over_all_calls_of_a_small_batch() -> None:
     # forty calls of one sample, ten of which get the other class: a quarter, and a tenth is allowed
     batches = [(torch.tensor([[0.0, 1.0]]),) for _ in range(40)]
-    compared = agreement(
-        model_call(nn.Identity(), (1, 2)), TorchRunner(Flipping(), 1), batches, "a test", fixed_batch=1
-    )
+    compared = compared_on(model_call(nn.Identity(), (1, 2)), TorchRunner(Flipping(), 1), batches, 1)
     [entry] = compared.by_batch
     assert (entry.samples, entry.compared, entry.flips) == (1, 40, 0.25)
     violation = first_violation(compared, 2.0, 10.0)

@@ -19,7 +19,7 @@ from edge_opt.quantization.onnx_files import FloatFile, collect_ranges
 from edge_opt.records.conversions import Agreement, UnseenAgreement
 from edge_opt.report.record_sheets import agreement_text
 from edge_opt.runtimes.agreement import ReferenceModel, agreement, first_violation, rolled, split, unseen_agreement
-from edge_opt.runtimes.model_call import model_call
+from edge_opt.runtimes.model_call import LabeledBatches, model_call
 from edge_opt.runtimes.torch_runtime import TorchRunner
 from needed import needed
 from zoo import torchvision_models
@@ -182,7 +182,8 @@ class OneOff(nn.Module):
 def test_one_sample_that_is_far_off_is_not_hidden_by_the_others() -> None:
     x = torch.ones(20, 4)
     x[-1] = 2.0
-    found = agreement(model_call(nn.Identity(), (1, 4)), TorchRunner(OneOff(), 1), [(x,)], "a test", fixed_batch=20)
+    original = ReferenceModel(model_call(nn.Identity(), (1, 4)))
+    found = agreement(original, TorchRunner(OneOff(), 1), LabeledBatches([(x,)], [None], "a test"), 20)
     [entry] = found.by_batch
     # 0.6 x 2 in one of twenty, over a mean of 21 / 20; of that sample, over its own mean, which is more
     assert entry.difference == pytest.approx(1.2 / 21) and entry.worst_sample == pytest.approx(0.6)
@@ -204,10 +205,11 @@ def test_a_few_unseen_samples_that_are_small_by_chance_are_judged_by_the_scale_o
         torch.full((2, 4), 0.1),
         torch.ones(8, 4),
     )
-    found = unseen_agreement(original, TorchRunner(Shifted(), 1), [(small,)], "rolled", "a test", [(usual,)])
+    runner, file = TorchRunner(Shifted(), 1), Path("shifted")
+    found = unseen_agreement(original, runner, file, [(small,)], "rolled", "a test", [(usual,)])
     # 0.1 over 1, the mean of the others; over their own it would be all of it
-    assert found is not None and found[0].difference == pytest.approx(0.1)
-    assert found[0].worst_sample == pytest.approx(0.1)
+    assert found is not None and found.agreement.difference == pytest.approx(0.1)
+    assert found.agreement.worst_sample == pytest.approx(0.1)
 
 
 def on_unseen(kind: Any, difference: float, error: float, worst_sample: float) -> Agreement:

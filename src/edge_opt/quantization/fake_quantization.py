@@ -207,7 +207,11 @@ def keep_float_until_it_agrees(
         problems.extend([problem] if problem else [])
         return problem is None
 
-    enough = next((count for count in _doubling(len(ranked)) if suffices(count)), None)
+    # None, one, two, four, ..., all but one.
+    last = max(0, len(ranked) - 1)
+    doubling = [0, *(2**power for power in range(last.bit_length()))]
+    counts = [*(count for count in doubling if count < last), last]
+    enough = next((count for count in counts if suffices(count)), None)
     if enough is None:
         raise ConversionFailed(
             f"int8 does not come within {bound:g} of the original while any layer is in int8: {problems[-1]}; "
@@ -218,13 +222,3 @@ def keep_float_until_it_agrees(
         middle = (low + enough) // 2
         low, enough = (low, middle) if suffices(middle) else (middle, enough)
     return tuple(ranked[:enough]), tuple(points[count] for count in sorted(points))
-
-
-def _doubling(layers: int) -> Iterator[int]:
-    """Yield numbers of layers to keep in float: none, one, two, four, ..., all but one."""
-    count = 0
-    while count < layers - 1:
-        yield count
-        count = 2 * count or 1
-    if layers:
-        yield layers - 1

@@ -23,7 +23,7 @@ from edge_opt.errors import ConversionFailed, Disagrees, EdgeOptError, InvalidIn
 from edge_opt.profiling import profile
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import Agreement, BatchAgreement, UnseenAgreement, UnseenKind
-from edge_opt.runtimes.model_call import ModelCall, in_batches_of
+from edge_opt.runtimes.model_call import LabeledBatches, ModelCall, in_batches_of
 from edge_opt.runtimes.protocol import BuiltModel, Runner
 from edge_opt.tasks.batches import joined_calls, sized_call
 from edge_opt.trace.inputs import CallArguments
@@ -148,19 +148,11 @@ class ReferenceModel:
         return self._other_sizes[key]
 
 
-def agreement(
-    call: ModelCall | ReferenceModel,
-    runner: Runner,
-    batches: Sequence[Tensors],
-    source: str,
-    labels: Sequence[torch.Tensor | None] | None = None,
-    fixed_batch: int | None = None,
-) -> Agreement:
+def agreement(original: ReferenceModel, runner: Runner, batches: LabeledBatches, fixed_batch: int | None) -> Agreement:
     """Return differences over all outputs and batches; a converted output that is not finite raises.
 
     Beside the batches as they come, one sample and a large batch are compared, unless the batch is fixed.
     """
-    original = call if isinstance(call, ReferenceModel) else ReferenceModel(call)
     sums = _Sums()
     entries: list[BatchAgreement] = []
     small: dict[int, list[tuple[Tensors, Tensors]]] = defaultdict(list)
@@ -173,11 +165,11 @@ def agreement(
         else:
             entries.append(_batch_agreement(count, count, expected, converted))
 
-    for batch, classes in zip(batches, labels or [None] * len(batches), strict=True):
+    for batch, classes in zip(batches.tensors, batches.labels, strict=True):
         expected, converted = original.outputs(batch), runner(*batch)
         note(batch, converted)
         sums.add(expected, converted, classes)
-    for batch in original.other_sizes(batches) if fixed_batch is None else ():
+    for batch in original.other_sizes(batches.tensors) if fixed_batch is None else ():
         try:
             converted = runner(*batch)
         except EdgeOptError as error:  # a refusal is no wrong output
@@ -192,9 +184,9 @@ def agreement(
         mean_difference=sums.total / max(1, sums.elements),
         scale=sums.magnitude / max(1, sums.elements),
         top1=sums.same / sums.scored if sums.scored else None,
-        samples=sum(_count(batch) for batch in batches),
-        batches=len(batches),
-        source=source,
+        samples=sum(map(_count, batches.tensors)),
+        batches=len(batches.tensors),
+        source=batches.source,
         by_batch=tuple(_merged(entries)),
         accuracy_before=sums.right_before / sums.labelled if sums.labelled else None,
         accuracy=sums.right / sums.labelled if sums.labelled else None,
@@ -262,15 +254,25 @@ def _by_sample(samples: int, expected: Tensors, converted: Tensors, scales: Sequ
     return torch.stack(rows).amax(0) if rows else None
 
 
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """The agreement on unseen inputs, the file that ran on them, and the sample that differs most."""
+
+    agreement: UnseenAgreement
+    file: Path
+    worst: Tensors
+
+
 def unseen_agreement(
     original: ReferenceModel,
     runner: Runner,
+    file: Path,
     batches: Sequence[Tensors],
     kind: UnseenKind,
     source: str,
     checks: Sequence[Tensors],
-) -> tuple[UnseenAgreement, int] | None:
-    """Return differences over batches that ranges were found without, and the number of the worst sample.
+) -> Unseen | None:
+    """Return differences of the file in `runner` over batches that ranges were found without.
 
     They are judged together, and may be few, and small by chance: outputs of the batches `checks` are a scale as well.
     None where the original or the runtime refuses them: what was made up may be nothing that they take.
@@ -287,12 +289,10 @@ def unseen_agreement(
     samples = sum(_count(batch) for batch in batches)
     ours, theirs = _joined(expected), _joined(converted)
     scales = [_mean_size(output) for output in _joined([original.outputs(check) for check in checks])]
-    whole, by_sample = (
-        _batch_agreement(samples, samples, ours, theirs, scales),
-        _by_sample(samples, ours, theirs, scales),
-    )
+    whole = _batch_agreement(samples, samples, ours, theirs, scales)
+    by_sample = _by_sample(samples, ours, theirs, scales)
     assert whole.difference is not None and whole.output is not None
-    entry = UnseenAgreement(
+    compared = UnseenAgreement(
         kind=kind,
         source=source,
         samples=samples,
@@ -302,7 +302,8 @@ def unseen_agreement(
         flips=whole.flips,
         worst_sample=whole.worst_sample,
     )
-    return entry, 0 if by_sample is None else int(by_sample.argmax())
+    worst = 0 if by_sample is None else int(by_sample.argmax())
+    return Unseen(compared, file, singles(batches, worst + 1)[-1])
 
 
 def difference_share(ours: torch.Tensor, theirs: torch.Tensor, scale: float = 0.0) -> float:
@@ -450,15 +451,6 @@ _MOST_ROLLED = 256
 _FEW = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Unseen:
-    """The agreement on unseen inputs, the file that ran on them, and the sample that differs most."""
-
-    agreement: UnseenAgreement
-    file: Path
-    worst: Tensors
-
-
 def compare_unseen(
     original: ReferenceModel,
     built: BuiltModel,
@@ -466,18 +458,16 @@ def compare_unseen(
     reopen: Callable[[Path], Runner],
     calibration: Sequence[Tensors],
     checks: Sequence[Tensors],
-) -> Iterator[Unseen]:
+) -> Iterator[Unseen | None]:
     """Compare the twin on samples that it was made without, and the file in `runner` on rolled sequences.
 
-    `checks` are the batches that the file was compared on before.
+    `checks` are the batches that the file was compared on before. None stands for what cannot be compared.
     """
     if built.twin is not None:
         twin, held_out = built.twin(), built.held_out
         source = f"{sum(map(_count, held_out))} calibration samples, with ranges of the others"
         with reopen(twin) as other:
-            compared = unseen_agreement(original, other, held_out, "held out", source, checks)
-        if compared is not None:
-            yield Unseen(compared[0], twin, singles(held_out, compared[1] + 1)[-1])
+            yield unseen_agreement(original, other, twin, held_out, "held out", source, checks)
     if not all(map(_are_sequences, calibration)):
         return
     most = min(_MOST_ROLLED, max(_FEW, original.affordable(calibration) or 0))
@@ -485,9 +475,7 @@ def compare_unseen(
     if sequences is not None and _count(sequences) >= (built.batch or 1):
         batches = in_batches_of([sequences], built.batch)
         source = f"{sum(map(_count, batches))} calibration sequences, rolled so that other tokens come first"
-        compared = unseen_agreement(original, runner, batches, "rolled", source, checks)
-        if compared is not None:
-            yield Unseen(compared[0], built.path, singles(batches, compared[1] + 1)[-1])
+        yield unseen_agreement(original, runner, built.path, batches, "rolled", source, checks)
 
 
 def split(batches: Sequence[Tensors], fixed_batch: int | None) -> tuple[list[Tensors], list[Tensors]]:

@@ -147,7 +147,8 @@ def _with_batches(
         if verify_on is not None:
             batches = LabeledBatches.read(call, verify_on, None, "verification", "verify_on")
         elif calibrated is not None:
-            batches = calibrated.first(_VERIFIED_BATCHES)
+            first = slice(_VERIFIED_BATCHES)
+            batches = LabeledBatches(calibrated.tensors[first], calibrated.labels[first], _CALIBRATION)
         else:
             batches = LabeledBatches([call.tensors], [None], "example inputs")
     # The caller's own batches tell more of unseen inputs than a part of the calibration.
@@ -182,7 +183,7 @@ class _Conversion:
                 built, conversion, curve = conversion._built_within(auto_bound)
             request, batches = conversion.request, self.batches.of_size(built.batch)
             report_progress(f"comparing {precision} on {runtime.name} with the original")
-            with self._open(built) as runner:
+            with self._open(built.path if built.model is None else built.model) as runner:
                 inspection = runtime.inspect(built, runner, request, batches.tensors[0])
                 compared, unseen = conversion._compared(built, runner, self.bound)
             if require_precision:
@@ -209,20 +210,18 @@ class _Conversion:
             curve=curve,
         )
 
-    def _open(self, built: BuiltModel) -> Runner:
-        return self.runtime.open(built.path if built.model is None else built.model, 1, self.request.precision)
-
-    def _reopen(self, path: Path) -> Runner:
-        return self.runtime.open(path, 1, self.request.precision)
+    def _open(self, source: Path | nn.Module) -> Runner:
+        return self.runtime.open(source, 1, self.request.precision)
 
     def _compared(self, built: BuiltModel, runner: Runner, bound: float) -> tuple[Agreement, list[Unseen]]:
         """Compare on the batches and, where that is within the bound, on inputs that ranges never saw."""
         batches = self.batches.of_size(built.batch)
-        compared = agreement(self.original, runner, batches.tensors, batches.source, batches.labels, built.batch)
+        compared = agreement(self.original, runner, batches, built.batch)
         if not self.request.holds_out or first_violation(compared, bound) is not None:
             return compared, []
         calibration = self.request.calibration or []
-        unseen = list(compare_unseen(self.original, built, runner, self._reopen, calibration, batches.tensors))
+        entries = compare_unseen(self.original, built, runner, self._open, calibration, batches.tensors)
+        unseen = [entry for entry in entries if entry is not None]
         return replace(compared, unseen=tuple(entry.agreement for entry in unseen)), unseen
 
     def _built_within(self, auto_bound: float) -> tuple[BuiltModel, _Conversion, tuple[KeptFloatTrial, ...]]:
@@ -236,7 +235,7 @@ class _Conversion:
         def attempt(layers: tuple[str, ...]) -> tuple[KeptFloatTrial, str | None]:
             report_progress(f"trying int8 with {len(layers)} layers in float")
             built = source.build(replace(request, keep_float=layers, filename=f"try-{request.filename}"))
-            with self._open(built) as runner:
+            with self._open(built.path) as runner:
                 compared, _ = self._compared(built, runner, auto_bound)
             trial = KeptFloatTrial(layers, compared.relative_difference or 0.0, compared.top1, compared.accuracy)
             violation = first_violation(compared, auto_bound, SINGLE_ALLOWED * self.bound)
@@ -261,7 +260,7 @@ class _Conversion:
             if beyond is None and violation.entry is not None:
                 batch = sized(tensors, violation.entry.samples)
             reference = (built.reference, lambda path: find_runtime("onnxruntime").open(path, 1, "fp32"))
-            begins = first_difference(reference, (file, self._reopen), batch, self.bound)
+            begins = first_difference(reference, (file, self._open), batch, self.bound)
         raise disagreement(f"{self.request.precision} on {self.runtime.name}", compared, violation, begins)
 
 

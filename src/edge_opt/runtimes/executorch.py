@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
 
@@ -19,6 +18,7 @@ from edge_opt.records.conversions import LayerPrecision
 from edge_opt.runtimes.export import first_success
 from edge_opt.runtimes.model_call import BatchAttempt, FlatModel, in_batches_of
 from edge_opt.runtimes.protocol import (
+    FP32_AND_INT8,
     BuiltModel,
     ConversionRequest,
     Inspection,
@@ -99,7 +99,6 @@ for start in range(0, len(inputs[0]) - size + 1, size):
     found.append(method.execute(batch)[0].float().numpy().copy())
 scores = np.concatenate(found)
 """
-_FLOATS_ONLY = "it is given fp32 and int8 only; use runtime='onnxruntime'"
 
 
 class ExecuTorch(Runtime):
@@ -110,7 +109,7 @@ class ExecuTorch(Runtime):
     package = "executorch.runtime"
     runner = ExecuTorchRunner
     extra = "executorch"
-    precisions = MappingProxyType({"fp32": "", "int8": "", **dict.fromkeys(("fp16", "bf16", "int4"), _FLOATS_ONLY)})
+    precisions = FP32_AND_INT8
     may_fix_batch = True
 
     def build(self, request: ConversionRequest) -> BuiltModel:

@@ -112,22 +112,6 @@ def _is_kept(node: Any) -> bool:
     return any(item.key == KEPT_KEY for item in node.metadata_props)
 
 
-def layer_precisions(graph: Graph, kernels: tuple[Kernel, ...], asked: str, runtime: str) -> tuple[LayerPrecision, ...]:
-    """Return what each layer ran in by the kernels, and why where that is not what was asked."""
-    # Kernels of the kind last, so that they have the last word over those that fused something else with it.
-    ran = {
-        node: kernel.precision
-        for kernel in sorted(kernels, key=lambda kernel: kernel.op in FAMILY)
-        for node in kernel.nodes
-    }
-    layers = []
-    for node in graph.layers:
-        precision = ran.get(node.name, "unknown")
-        reason = "" if precision == asked else _reason(graph, node, precision, asked, runtime)
-        layers.append(LayerPrecision(module_path(node), node.op_type, precision, reason, node.name))
-    return tuple(layers)
-
-
 def paired(graph: Graph, kernels: list[Kernel]) -> tuple[Kernel, ...]:
     """Give kernels under names of the runtime's own the nodes that are left, in order, where there are as many."""
     covered = {node for kernel in kernels if kernel.op in FAMILY for node in kernel.nodes}
@@ -196,11 +180,22 @@ def profile_runner(runner: Runner, *inputs: Any, repeats: int = 20) -> RunnerPro
 
 
 def inspect_kernels(runner: Runner, asked: str, batch: Sequence[Any]) -> Inspection:
-    """Return the kernels of one run, untimed, and the precision that each layer of the file ran in."""
+    """Return the kernels of one run, untimed, and what each layer ran in, with the reason where that was not asked."""
     assert isinstance(runner, ProfiledRunner)
     graph = read_graph(runner.path)
     kernels = tuple(replace(kernel, seconds=None) for kernel in _kernels(graph, runner, batch, 1))
-    return Inspection(kernels, layer_precisions(graph, kernels, asked, runner.runtime))
+    # Kernels of the kind last, so that they have the last word over those that fused something else with it.
+    ran = {
+        node: kernel.precision
+        for kernel in sorted(kernels, key=lambda kernel: kernel.op in FAMILY)
+        for node in kernel.nodes
+    }
+    layers = []
+    for node in graph.layers:
+        precision = ran.get(node.name, "unknown")
+        reason = "" if precision == asked else _reason(graph, node, precision, asked, runner.runtime)
+        layers.append(LayerPrecision(module_path(node), node.op_type, precision, reason, node.name))
+    return Inspection(kernels, tuple(layers))
 
 
 def _kernels(graph: Graph, runner: ProfiledRunner, inputs: Sequence[Any], repeats: int) -> tuple[Kernel, ...]:

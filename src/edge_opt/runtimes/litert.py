@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from edge_opt.records.conversions import LayerPrecision
 from edge_opt.runtimes.export import first_success
 from edge_opt.runtimes.model_call import BatchAttempt, FlatModel, ModelCall, in_batches_of
 from edge_opt.runtimes.protocol import (
+    FP32_AND_INT8,
     BuiltModel,
     ConversionRequest,
     Inspection,
@@ -140,7 +140,6 @@ for start in range(0, len(inputs[0]) - size + 1, size):
     found.append((answer.astype(np.float32) - zero) * scale if scale else answer)
 scores = np.concatenate(found)
 """
-_FLOATS_ONLY = "it is given fp32 and int8 only; use runtime='onnxruntime'"
 
 
 class LiteRt(Runtime):
@@ -151,7 +150,7 @@ class LiteRt(Runtime):
     package = "ai_edge_litert.interpreter"
     runner = LiteRtRunner
     extra = "litert"
-    precisions = MappingProxyType({"fp32": "", "int8": "", **dict.fromkeys(("fp16", "bf16", "int4"), _FLOATS_ONLY)})
+    precisions = FP32_AND_INT8
     may_fix_batch = True
 
     def build(self, request: ConversionRequest) -> BuiltModel:

@@ -263,10 +263,6 @@ class LabeledBatches:
             raise InvalidInput(f"the {what} loader is empty; give at least one batch of inputs")
         return cls(tensors, labels, source)
 
-    def first(self, count: int) -> LabeledBatches:
-        """Return the first batches."""
-        return LabeledBatches(self.tensors[:count], self.labels[:count], self.source)
-
     def of_size(self, size: int | None) -> LabeledBatches:
         """Return the same samples, with their labels, in batches of the only size that a file takes."""
         if size is None or all(len(batch[0]) == size for batch in self.tensors if batch[0].dim()):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -23,6 +24,10 @@ from edge_opt.records.conversions import Converted, Exported, Kernel, LayerPreci
 from edge_opt.records.measurements import Latency
 from edge_opt.runtimes.model_call import ModelCall, in_batches_of
 from edge_opt.runtimes.registry import find_runtime, runtimes_by_ending
+
+_NOT_GIVEN = "it is given fp32 and int8 only; use runtime='onnxruntime'"
+# The precisions of runtimes whose own converters and quantizers are used.
+FP32_AND_INT8 = MappingProxyType({"fp32": "", "int8": "", "fp16": _NOT_GIVEN, "bf16": _NOT_GIVEN, "int4": _NOT_GIVEN})
 
 
 @dataclass(frozen=True, slots=True)
