@@ -41,8 +41,8 @@ from edge_opt.run.config import RunConfig
 from edge_opt.run.job import Baseline, PipelineJob, variant_of
 from edge_opt.run.model_and_data import ModelAndData, summarize_score
 from edge_opt.run.screening import screen
-from edge_opt.tasks.paired_scores import paired_shares
 from edge_opt.search.space import Pair
+from edge_opt.tasks.paired_scores import paired_shares
 
 ALL_NETS: dict[str, Callable[[], nn.Module]] = {"SmallCNN": SmallCNN, **NETS}
 GRID = (0.0, 0.25, 0.5)

@@ -118,7 +118,7 @@ def test_the_status_command_tells_how_far_a_sweep_is(tmp_path: Path) -> None:
 
     with pytest.raises(SweepInterrupted):
         run_sweep(Arithmetic(tmp_path / "log"), SPACE, folder=tmp_path, on_event=stop)
-    text = CliRunner().invoke(app, ["status", str(tmp_path)]).stdout.splitlines()
+    text = CliRunner().invoke(app, ["status", str(tmp_path)], env={"COLUMNS": "120"}).stdout.splitlines()
     assert text[0] == "sweep: 2 done (2 accepted), 0 failed, 1 left"
     assert text[1].split() == "State not running; run the same again to go on".split()
     assert "prune 0.1 fp32 onnxruntime: the fastest (2.25 ms per sample)" in text[2]

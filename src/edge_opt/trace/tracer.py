@@ -265,7 +265,8 @@ def _forward(traced: TracedModel, arguments: CallArguments, tape: Tape) -> tuple
                 context = contextvars.copy_context()
                 result = context.run(traced.model, *call.args, **call.kwargs)
                 context.run(_finish, result)
-            tape.record_outside_work(result)
+            if not isinstance(traced.model, ShapeOnlyModule):  # a file makes tensors of its own and computes nothing
+                tape.record_outside_work(result)
         except (NeedsData, EdgeOptError):
             raise
         except Exception as error:
