@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_opt.run.config import settings_table
+from edge_opt.run.config import SWEEP_KEYS, RunConfig, default_text, description_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
@@ -21,7 +21,11 @@ Keys marked *sweep* are also parameters of `eo.sweep(...)` and of `edge-opt swee
 
 def page() -> str:
     """Return the page."""
-    return f"{_HEAD}{settings_table()}\n"
+    rows = [
+        f"| `{key}` | `{default_text(field.default)}` | {description_of(key)} | {'✓' if key in SWEEP_KEYS else ''} |\n"
+        for key, field in RunConfig.model_fields.items()
+    ]
+    return "".join([_HEAD, "| key | default | meaning | sweep |\n", "|---|---|---|:-:|\n", *rows])
 
 
 if __name__ == "__main__":

@@ -367,11 +367,12 @@ def template() -> str:
             continue
         if declared(field, "group"):
             lines.append(f"\n## {declared(field, 'group')}\n")
-        lines.append(f"# {description_of(name)}\n{name}: {_shown(field.default)}\n")
+        lines.append(f"# {description_of(name)}\n{name}: {default_text(field.default)}\n")
     return "".join(lines)
 
 
-def _shown(default: Any) -> str:
+def default_text(default: Any) -> str:
+    """Return a default as YAML on one line."""
     plain = default.model_dump() if isinstance(default, BaseModel) else default
     text: str = yaml.safe_dump(plain, default_flow_style=True, width=1000)
     return text.removesuffix("\n").removesuffix("\n...")
@@ -384,15 +385,6 @@ def description_of(key: str) -> str:
     'Passes over the training part for the baseline.'
     """
     return " ".join(str(RunConfig.model_fields[key].description).split())
-
-
-def settings_table() -> str:
-    """Return every key with its default, what it means, and whether a sweep takes it too, as a table in Markdown."""
-    rows = [
-        f"| `{key}` | `{_shown(field.default)}` | {description_of(key)} | {'✓' if key in SWEEP_KEYS else ''} |"
-        for key, field in RunConfig.model_fields.items()
-    ]
-    return "\n".join(["| key | default | | sweep |", "|---|---|---|:-:|", *rows])
 
 
 def show_settings(function: Callable[..., object], keys: Sequence[str]) -> None:
@@ -515,25 +507,6 @@ def _yaml(text: str, where: str) -> Any:
         raise InvalidConfig(f"{where} is not YAML{line}: {getattr(error, 'problem', None) or error}") from error
 
 
-_ALLOWED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "list_type": "a list, such as [a, b]",
-    "dict_type": "a mapping of keys and values",
-    "model_type": "a mapping of keys and values",
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "above {gt}",
-    "less_than": "below {lt}",
-    "less_than_equal": "at most {le}",
-    "finite_number": "a finite number",
-    "too_short": "a list of at least {min_length}",
-    "literal_error": "one of {expected}",
-}
-
-
 # What pydantic adds to the location of a value that may have several forms, such as text or a mapping.
 _FORM = re.compile(r"str$|SmallCNNConfig$|list\[|constrained-|literal\[")
 
@@ -547,7 +520,7 @@ def _is_other_form(fault: Any) -> bool:
 
 
 def _sentence(fault: Any) -> str:
-    """Return one fault of a validation: the key, its value, and what is allowed."""
+    """Return one fault of a validation: the key, its value, and what pydantic expects."""
     first, *others = fault["loc"] or ("",)
     steps = [first, *(step for step in others if not _FORM.match(str(step)))]
     key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).lstrip(".")
@@ -559,11 +532,10 @@ def _sentence(fault: Any) -> str:
         if problem.startswith("must be"):
             return f"{key} is {_short(fault['input'])}; it {problem}"
         return f"{key}: {problem}" if key else problem
-    allowed = _ALLOWED.get(fault["type"])
-    expected = allowed.format(**fault.get("ctx", {})) if allowed else fault["msg"]
+    expected = fault["msg"].replace("Input should", "it should")
     if steps == ["model"]:
-        expected = "a reference such as file.py:factory, or the widths of the bundled network"
-    return f"{key} is {_short(fault['input'])}; it must be {expected}"
+        expected = "it should be a reference such as file.py:factory, or the widths of the bundled network"
+    return f"{key} is {_short(fault['input'])}; {expected}"
 
 
 def _short(value: Any) -> str:
