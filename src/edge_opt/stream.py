@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt._support.checks import check_positive, check_whole, is_number, is_whole
 from edge_opt.errors import InvalidInput
+from edge_opt.records.fields import field, record
 from edge_opt.units import MIB
 
 if TYPE_CHECKING:
@@ -52,19 +53,13 @@ class HardwareProfile:
     compute_budget: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrecisionAdvice:
-    """The widest precision that fits the memory, and why.
+    """The widest precision that fits the memory, and why."""
 
-    Attributes:
-        precision: The precision; None where not even int8 fits.
-        memory_kb: KiB of a batch in it; None where none fits.
-        reason: One sentence with the figures: what fits, and what does not.
-    """
-
-    precision: StreamPrecision | None
-    memory_kb: float | None
-    reason: str
+    precision: StreamPrecision | None = field("The precision; None where not even int8 fits.")
+    memory_kb: float | None = field("KiB of a batch in it; None where none fits.")
+    reason: str = field("One sentence with the figures: what fits, and what does not.")
 
 
 def build_hardware_profile_table(

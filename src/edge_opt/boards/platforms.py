@@ -28,7 +28,7 @@ from edge_opt.boards.targets import HOST, Target, find_spec, named_target, platf
 from edge_opt.calibration.calibration_file import host_file, load_calibration
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import Bound, DeviceSpec, Precision
-from edge_opt.records.fields import Record
+from edge_opt.records.fields import Record, field, record
 from edge_opt.records.predictions import Basis, Calibration, LayerPrediction, Prediction
 from edge_opt.records.profiles import ModelProfile
 
@@ -57,37 +57,26 @@ _DEFAULT_KINDS = {"int8": "ncnn-cpu-int8"}
 NETS = Path(__file__).parent / "data" / "bundled_nets.json"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KnownPlatform(Record):
-    """One platform and what its times rest on.
+    """One platform and what its times rest on."""
 
-    Attributes:
-        name: Device, engine with threads, runtime and precision; it works as a target where `basis` is "fitted".
-        device: Name of the device.
-        engine: Who computes.
-        runtime: What runs the model; None where nobody says, as with a roofline.
-        day: Date of the runtime, as precise as known; None where there is none.
-        precision: Type of the numbers; None where there is no time in any.
-        threads: Of the runtime; None where they are not known.
-        basis: "fitted", "calibrated" or "roofline"; None where there is no time at all.
-        error: Median relative error of nets that were held out, 0.1 is 10 %; None where it is not known.
-        factor: Nine in ten of those nets lie within this factor; None where it is not known.
-        rows: Times that it was fitted to; 0 for a roofline.
-        source: Where the times or figures are from, or why there is no time.
-    """
-
-    name: str
-    device: str
-    engine: str
-    runtime: str | None
-    day: str | None
-    precision: str | None
-    threads: int | None
-    basis: Basis | None
-    error: float | None
-    factor: float | None
-    rows: int
-    source: str
+    name: str = field(
+        'Device, engine with threads, runtime and precision; it works as a target where `basis` is "fitted".'
+    )
+    device: str = field("Name of the device.")
+    engine: str = field("Who computes.")
+    runtime: str | None = field("What runs the model; None where nobody says, as with a roofline.")
+    day: str | None = field("Date of the runtime, as precise as known; None where there is none.")
+    precision: str | None = field("Type of the numbers; None where there is no time in any.")
+    threads: int | None = field("Of the runtime; None where they are not known.")
+    basis: Basis | None = field('"fitted", "calibrated" or "roofline"; None where there is no time at all.')
+    error: float | None = field(
+        "Median relative error of nets that were held out, 0.1 is 10 %; None where it is not known."
+    )
+    factor: float | None = field("Nine in ten of those nets lie within this factor; None where it is not known.")
+    rows: int = field("Times that it was fitted to; 0 for a roofline.")
+    source: str = field("Where the times or figures are from, or why there is no time.")
 
 
 def platforms(device: Target | None = None) -> tuple[KnownPlatform, ...]:

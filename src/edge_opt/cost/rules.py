@@ -12,23 +12,17 @@ import torch
 
 from edge_opt.errors import RuleError
 from edge_opt.records.costs import OpCost, OpPrice, OpSignature, TensorInfo
+from edge_opt.records.fields import field, record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Work:
-    """What a cost rule returns.
+    """What a cost rule returns."""
 
-    Attributes:
-        macs: Multiplications with an addition.
-        other_ops: All other arithmetic.
-        bytes_read: Bytes read; None reads every input once.
-        bytes_written: Bytes written; None writes every output once.
-    """
-
-    macs: int = 0
-    other_ops: int = 0
-    bytes_read: int | None = None
-    bytes_written: int | None = None
+    macs: int = field("Multiplications with an addition.", default=0)
+    other_ops: int = field("All other arithmetic.", default=0)
+    bytes_read: int | None = field("Bytes read; None reads every input once.", default=None)
+    bytes_written: int | None = field("Bytes written; None writes every output once.", default=None)
 
 
 # A rule returns None where the cost depends on values, which shapes do not tell: the operator is then unpriced.

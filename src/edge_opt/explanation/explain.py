@@ -11,6 +11,7 @@ from edge_opt.measuring.machine import is_fast, vector_bytes
 from edge_opt.measuring.statistics import compare_latencies
 from edge_opt.records.compression import Bottleneck, Explanation, LayerChange, Reason, Topic
 from edge_opt.records.conversions import Converted, RunnerProfile
+from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Comparison, Latency
 from edge_opt.records.profiles import ModelProfile
 
@@ -20,21 +21,16 @@ _SHRUNK = {"int8": 0.25, "fp16": 0.5, "bf16": 0.5, "fp32": 1.0}
 _NEAR_FLOOR = 3.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelVariant:
-    """One of the two models that `explain` compares.
+    """One of the two models that `explain` compares."""
 
-    Attributes:
-        profile: Its profile; for a conversion, that of the model it was made of.
-        converted: What it was converted to, if it was.
-        latency: Its latency, from a runner; that of the profile's measurement unless given.
-        kernels: Time of each kernel, from `compress.profile_runner`.
-    """
-
-    profile: ModelProfile
-    converted: Converted | None = None
-    latency: Latency | None = None
-    kernels: RunnerProfile | None = None
+    profile: ModelProfile = field("Its profile; for a conversion, that of the model it was made of.")
+    converted: Converted | None = field("What it was converted to, if it was.", default=None)
+    latency: Latency | None = field(
+        "Its latency, from a runner; that of the profile's measurement unless given.", default=None
+    )
+    kernels: RunnerProfile | None = field("Time of each kernel, from `compress.profile_runner`.", default=None)
 
     @property
     def measured_latency(self) -> Latency | None:

@@ -14,25 +14,22 @@ from edge_opt._support.checks import check_whole
 from edge_opt.errors import InvalidInput, MeasurementFailed, first_line
 from edge_opt.measuring.machine import CPU, Device, machine_cpu_s, retain_freed_memory, trim, usable_cores
 from edge_opt.measuring.statistics import CONTENDED_CORES, latency_of, median, relative_half_width
+from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Environment, Latency
 
 # The kernel counts the machine's time in hundredths of a second.
 _TELLING_TIME_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Clock:
-    """Where time comes from.
+    """Where time comes from."""
 
-    Attributes:
-        wall: Gives seconds on the wall clock.
-        cpu: Gives seconds of CPU time that this process used.
-        machine: Gives seconds of CPU time that the whole machine used; None where that is not told.
-    """
-
-    wall: Callable[[], float] = time.perf_counter
-    cpu: Callable[[], float] = time.process_time
-    machine: Callable[[], float | None] = machine_cpu_s
+    wall: Callable[[], float] = field("Gives seconds on the wall clock.", default=time.perf_counter)
+    cpu: Callable[[], float] = field("Gives seconds of CPU time that this process used.", default=time.process_time)
+    machine: Callable[[], float | None] = field(
+        "Gives seconds of CPU time that the whole machine used; None where that is not told.", default=machine_cpu_s
+    )
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from edge_opt.errors import InvalidInput, UnreadableProfile
 from edge_opt.measuring.statistics import latency_of, median
+from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Environment, Interval, LayerLatencies, LayerLatency, Measurement
 from edge_opt.records.profiles import ModelProfile
 
@@ -48,19 +49,13 @@ class ProfileEntry:
         return median(self.samples_s)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RuntimeProfile:
-    """What a runtime's file says.
+    """What a runtime's file says."""
 
-    Attributes:
-        runtime: Who wrote it.
-        kernels: Its entries, in the order of execution.
-        runs_s: Seconds of each whole run; empty where the file does not say.
-    """
-
-    runtime: str
-    kernels: tuple[ProfileEntry, ...]
-    runs_s: tuple[float, ...]
+    runtime: str = field("Who wrote it.")
+    kernels: tuple[ProfileEntry, ...] = field("Its entries, in the order of execution.")
+    runs_s: tuple[float, ...] = field("Seconds of each whole run; empty where the file does not say.")
 
     @property
     def whole_s(self) -> float:

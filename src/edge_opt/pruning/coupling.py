@@ -20,6 +20,7 @@ from edge_opt.pruning.layer_kinds import (
     tensor_entries,
     tied_positions,
 )
+from edge_opt.records.fields import field, record
 from edge_opt.trace.inputs import CallArguments
 
 # Marks a channel that belongs to no unit, so it stays.
@@ -55,25 +56,16 @@ class Group:
     refused: ChannelRefusal | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ChannelMap:
-    """The unit of each layer's channels and of each tensor's entries, or NONE.
+    """The unit of each layer's channels and of each tensor's entries, or NONE."""
 
-    Attributes:
-        units: How many units there are.
-        groups: The units by what they are ranked against.
-        layers: Units of a layer's channels, by path and side.
-        tensors: Units of the entries of a tensor, along one dimension.
-        heads: Units of the heads of each `nn.MultiheadAttention`.
-        head_owners: Other attention modules, by path.
-    """
-
-    units: int
-    groups: tuple[Group, ...]
-    layers: dict[tuple[str, Side], np.ndarray]
-    tensors: dict[TensorDim, np.ndarray]
-    heads: dict[str, np.ndarray]
-    head_owners: dict[str, Heads]
+    units: int = field("How many units there are.")
+    groups: tuple[Group, ...] = field("The units by what they are ranked against.")
+    layers: dict[tuple[str, Side], np.ndarray] = field("Units of a layer's channels, by path and side.")
+    tensors: dict[TensorDim, np.ndarray] = field("Units of the entries of a tensor, along one dimension.")
+    heads: dict[str, np.ndarray] = field("Units of the heads of each `nn.MultiheadAttention`.")
+    head_owners: dict[str, Heads] = field("Other attention modules, by path.")
 
     def groups_of(self, owner: np.ndarray) -> list[int]:
         """Return the numbers of the groups that channels with these units belong to."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from edge_opt.pruning.ranking import Ranking, RoundTo, fast_multiple, unit_score
 from edge_opt.pruning.recipe import apply_spec, copied_model, prune_spec
 from edge_opt.pruning.reconstruction import fold_removed_channels, reestimate_norms
 from edge_opt.records.compression import Importance, LayerChannels, PruneSpec, Shortfall
+from edge_opt.records.fields import field, record
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace.inputs import CallArguments, call_arguments, map_arguments, real_tensor
 
@@ -39,33 +40,22 @@ def pruning_context() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PruningPlan:
-    """A model with its channels ranked, from which variants of any ratio are built.
+    """A model with its channels ranked, from which variants of any ratio are built."""
 
-    Attributes:
-        original: The caller's model.
-        base: A copy in eval mode, without hooks.
-        probe: `base` with nothing constant in it, so that silencing any channel changes the outputs.
-        skeleton: `base` without data, on which many ratios can be tried.
-        arguments: The call of the example inputs.
-        before: The profile of the original.
-        ranking: The units, their scores and their rounding.
-        owners: The unit of each output channel, or head, of every layer that can be asked for.
-        layer_ratios: Ratios of single layers, by path.
-        data: Calibration batches that variants are fitted to; None: they are not fitted.
-    """
-
-    original: nn.Module
-    base: nn.Module
-    probe: nn.Module
-    skeleton: nn.Module
-    arguments: CallArguments
-    before: ModelProfile
-    ranking: Ranking
-    owners: dict[str, np.ndarray]
-    layer_ratios: dict[str, float]
-    data: Iterable[Any] | None
+    original: nn.Module = field("The caller's model.")
+    base: nn.Module = field("A copy in eval mode, without hooks.")
+    probe: nn.Module = field("`base` with nothing constant in it, so that silencing any channel changes the outputs.")
+    skeleton: nn.Module = field("`base` without data, on which many ratios can be tried.")
+    arguments: CallArguments = field("The call of the example inputs.")
+    before: ModelProfile = field("The profile of the original.")
+    ranking: Ranking = field("The units, their scores and their rounding.")
+    owners: dict[str, np.ndarray] = field(
+        "The unit of each output channel, or head, of every layer that can be asked for."
+    )
+    layer_ratios: dict[str, float] = field("Ratios of single layers, by path.")
+    data: Iterable[Any] | None = field("Calibration batches that variants are fitted to; None: they are not fitted.")
 
     @property
     def channel_map(self) -> ChannelMap:

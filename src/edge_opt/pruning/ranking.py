@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ from edge_opt.measuring.machine import vector_bytes
 from edge_opt.pruning.coupling import NONE, ChannelMap, Group, TensorDim
 from edge_opt.pruning.reconstruction import reconstruction_scores
 from edge_opt.records.compression import Importance
+from edge_opt.records.fields import field, record
 from edge_opt.tasks.batches import task_of
 
 RoundTo = int | Literal["auto"]
@@ -103,21 +103,14 @@ def _loss_changes(
     return changes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ranking:
-    """Units with their scores, and how they may be removed.
+    """Units with their scores, and how they may be removed."""
 
-    Attributes:
-        channel_map: The units and their groups.
-        scores: The score of each unit.
-        round_to: Kept channels are a multiple of this.
-        is_adaptive: Narrow layers are rounded to less.
-    """
-
-    channel_map: ChannelMap
-    scores: np.ndarray
-    round_to: int = 1
-    is_adaptive: bool = False
+    channel_map: ChannelMap = field("The units and their groups.")
+    scores: np.ndarray = field("The score of each unit.")
+    round_to: int = field("Kept channels are a multiple of this.", default=1)
+    is_adaptive: bool = field("Narrow layers are rounded to less.", default=False)
 
     def removed(self, ratios: Mapping[int, float], shifts: Mapping[int, int] | None = None) -> np.ndarray:
         """Return for each unit whether it goes; `ratios` gives the share of units to remove by number of the group.

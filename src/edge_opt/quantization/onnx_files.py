@@ -10,7 +10,6 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -23,6 +22,7 @@ from edge_opt._support.extras import import_optional
 from edge_opt._support.progress import quiet, report_progress
 from edge_opt.errors import InvalidInput, translated
 from edge_opt.measuring.machine import needs_reduced_range
+from edge_opt.records.fields import field, record
 
 Tensors = tuple[torch.Tensor, ...]
 # protobuf refuses 2 GiB; weights of larger models stand in a file of their own, with room for the rest of the graph.
@@ -61,21 +61,16 @@ def module_path(node: Any) -> str:
     return next((item.value for item in node.metadata_props if item.key == PATH_KEY), "")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FloatFile:
-    """A float file that quantizers can work on: shapes are known, constants and batch norms folded.
+    """A float file that quantizers can work on: shapes are known, constants and batch norms folded."""
 
-    Attributes:
-        path: The file.
-        model: Its ModelProto with weights, parsed once; whoever changes it takes a copy.
-        module_paths: Path of the module of each node, by its name; the preparation drops what the nodes say.
-        is_big: Whether weights stand beside the file.
-    """
-
-    path: Path
-    model: Any
-    module_paths: Mapping[str, str]
-    is_big: bool
+    path: Path = field("The file.")
+    model: Any = field("Its ModelProto with weights, parsed once; whoever changes it takes a copy.")
+    module_paths: Mapping[str, str] = field(
+        "Path of the module of each node, by its name; the preparation drops what the nodes say."
+    )
+    is_big: bool = field("Whether weights stand beside the file.")
 
     def source_name(self, name: str) -> str:
         """Return the name that a node had in this file, without what quantizers append to it."""

@@ -31,6 +31,7 @@ from edge_opt.errors import EdgeOptError, MeasurementFailed, UnreadableProfile
 from edge_opt.pruning.plan import PruningPlan, check_prunable, make_plan, pruning_context
 from edge_opt.pruning.ranking import RoundTo, fast_multiple
 from edge_opt.records.conversions import Exported
+from edge_opt.records.fields import field, record
 from edge_opt.records.sweeps import SHARES, Candidate
 from edge_opt.run.job import PipelineJob, run_phase, variant_of
 from edge_opt.run.model_and_data import torch_threads
@@ -75,41 +76,31 @@ Place = tuple[float, RoundTo]
 UNPRUNED: Place = (0.0, "auto")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Level:
-    """A pruning level before any training.
+    """A pruning level before any training."""
 
-    Attributes:
-        share: Share of the channels to remove.
-        round_to: What the channels that stay are rounded to.
-        accuracy: The score on the first samples of validation, higher is better, after the cut, with norms and weights
-            fitted; None where it was not built.
-        latency_ratio: Time over that of the unpruned model, each where it is fastest; None where it was not timed.
-        verdict: "trained", or why not.
-    """
-
-    share: float
-    round_to: RoundTo
-    accuracy: float | None
-    latency_ratio: float | None
-    verdict: str
+    share: float = field("Share of the channels to remove.")
+    round_to: RoundTo = field("What the channels that stay are rounded to.")
+    accuracy: float | None = field(
+        "Score on the first validation samples after pruning and fitting, higher is better; None where not built."
+    )
+    latency_ratio: float | None = field(
+        "Time over that of the unpruned model, each where it is fastest; None where it was not timed."
+    )
+    verdict: str = field('"trained", or why not.')
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Screening:
-    """The result of screening: every level that was considered, and why it is trained or not.
+    """The result of screening: every level that was considered, and why it is trained or not."""
 
-    Attributes:
-        accuracy: Of the unpruned model, on the same samples; higher is better.
-        levels: The levels, by rounding.
-        epochs: Of fine-tuning, for what was chosen.
-        left_out: Precisions and runtimes that are not tried with every level, each with the reason.
-    """
-
-    accuracy: float
-    levels: tuple[Level, ...]
-    epochs: int = 0
-    left_out: tuple[Exclusion, ...] = ()
+    accuracy: float = field("Of the unpruned model, on the same samples; higher is better.")
+    levels: tuple[Level, ...] = field("The levels, by rounding.")
+    epochs: int = field("Of fine-tuning, for what was chosen.", default=0)
+    left_out: tuple[Exclusion, ...] = field(
+        "Precisions and runtimes that are not tried with every level, each with the reason.", default=()
+    )
 
     @property
     def chosen(self) -> Level | None:

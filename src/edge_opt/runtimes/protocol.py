@@ -21,6 +21,7 @@ from edge_opt.measuring.latency import TimedCall, interleaved
 from edge_opt.measuring.machine import read_environment
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import Converted, Exported, Kernel, LayerPrecision
+from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Latency
 from edge_opt.runtimes.model_call import ModelCall, in_batches_of
 from edge_opt.runtimes.registry import find_runtime, runtimes_by_ending
@@ -30,66 +31,48 @@ _NOT_GIVEN = "it is given fp32 and int8 only; use runtime='onnxruntime'"
 FP32_AND_INT8 = MappingProxyType({"fp32": "", "int8": "", "fp16": _NOT_GIVEN, "bf16": _NOT_GIVEN, "int4": _NOT_GIVEN})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConversionRequest:
-    """One conversion, as `convert` was asked for it.
+    """One conversion, as `convert` was asked for it."""
 
-    Attributes:
-        call: The model with the arguments of one call.
-        precision: Type of the numbers.
-        folder: Where files are written; nobody reads them there yet.
-        filename: Name of the file.
-        calibration: Batches to find ranges on; None where none were given.
-        keep_float: Paths of layers that stay in float.
-        reduce_range: Whether weights get 7 bits; None where the CPU decides.
-        exported: An ONNX file of the model that is there already.
-        scheme: How int8 is made: "static", "dynamic" or "weights".
-        group_size: Weights that share a scale where only weights are quantized.
-        holds_out: Whether static int8 is also compared on samples that its ranges were found without.
-    """
-
-    call: ModelCall
-    precision: str
-    folder: Path
-    filename: str
-    calibration: list[Tensors] | None = None
-    keep_float: tuple[str, ...] = ()
-    reduce_range: bool | None = None
-    exported: Exported | None = None
-    scheme: str = "static"
-    group_size: int = 32
-    holds_out: bool = False
+    call: ModelCall = field("The model with the arguments of one call.")
+    precision: str = field("Type of the numbers.")
+    folder: Path = field("Where files are written; nobody reads them there yet.")
+    filename: str = field("Name of the file.")
+    calibration: list[Tensors] | None = field("Batches to find ranges on; None where none were given.", default=None)
+    keep_float: tuple[str, ...] = field("Paths of layers that stay in float.", default=())
+    reduce_range: bool | None = field("Whether weights get 7 bits; None where the CPU decides.", default=None)
+    exported: Exported | None = field("An ONNX file of the model that is there already.", default=None)
+    scheme: str = field('How int8 is made: "static", "dynamic" or "weights".', default="static")
+    group_size: int = field("Weights that share a scale where only weights are quantized.", default=32)
+    holds_out: bool = field(
+        "Whether static int8 is also compared on samples that its ranges were found without.", default=False
+    )
 
     @property
     def path(self) -> Path:
         return self.folder / self.filename
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BuiltModel:
-    """What a runtime built.
+    """What a runtime built."""
 
-    Attributes:
-        path: The file; for torch it holds the weights of `model`.
-        outputs: Names of the outputs; None for those that `output_names` gives.
-        remarks: What a reader should know.
-        model: The module to run, in torch.
-        reference: The float file beside it whose nodes have the same names.
-        batch: The only batch size that it takes; None where it takes any.
-        layers: What its layers run in, where the builder knows that better than the file.
-        held_out: Batches that the ranges of `twin` were found without.
-        twin: Writes a file like this one with ranges of the other batches.
-    """
-
-    path: Path
-    outputs: tuple[str, ...] | None = None
-    remarks: tuple[str, ...] = ()
-    model: nn.Module | None = None
-    reference: Path | None = None
-    batch: int | None = None
-    layers: tuple[LayerPrecision, ...] = ()
-    held_out: tuple[Tensors, ...] = ()
-    twin: Callable[[], Path] | None = None
+    path: Path = field("The file; for torch it holds the weights of `model`.")
+    outputs: tuple[str, ...] | None = field(
+        "Names of the outputs; None for those that `output_names` gives.", default=None
+    )
+    remarks: tuple[str, ...] = field("What a reader should know.", default=())
+    model: nn.Module | None = field("The module to run, in torch.", default=None)
+    reference: Path | None = field("The float file beside it whose nodes have the same names.", default=None)
+    batch: int | None = field("The only batch size that it takes; None where it takes any.", default=None)
+    layers: tuple[LayerPrecision, ...] = field(
+        "What its layers run in, where the builder knows that better than the file.", default=()
+    )
+    held_out: tuple[Tensors, ...] = field("Batches that the ranges of `twin` were found without.", default=())
+    twin: Callable[[], Path] | None = field(
+        "Writes a file like this one with ranges of the other batches.", default=None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +83,13 @@ class Inspection:
     layers: tuple[LayerPrecision, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Program:
-    """The part of a program to ship that depends on the runtime.
+    """The part of a program to ship that depends on the runtime."""
 
-    Attributes:
-        package: What pip installs.
-        imports: Its import lines.
-        body: Reads the model in FOLDER and sets `scores` from the list `inputs`.
-    """
-
-    package: str
-    imports: str
-    body: str
+    package: str = field("What pip installs.")
+    imports: str = field("Its import lines.")
+    body: str = field("Reads the model in FOLDER and sets `scores` from the list `inputs`.")
 
 
 @runtime_checkable

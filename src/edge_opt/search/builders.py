@@ -19,6 +19,7 @@ from edge_opt import __version__
 from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.records.fields import field, record
 from edge_opt.records.sweeps import Candidate
 from edge_opt.search.isolation import Isolation, Limits, Outcome, Phase
 from edge_opt.search.locks import build_lock
@@ -35,21 +36,14 @@ WAITING = "waiting to build: another sweep measures on this machine"
 Files = dict[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class JobSpec:
-    """The job of a sweep, and how each of its phases is run.
+    """The job of a sweep, and how each of its phases is run."""
 
-    Attributes:
-        job: The pickled job.
-        limits: Time and memory of one phase.
-        retries: How often a phase is run again after its process crashed.
-        preload: Modules that processes start with.
-    """
-
-    job: bytes
-    limits: Limits
-    retries: int
-    preload: tuple[str, ...]
+    job: bytes = field("The pickled job.")
+    limits: Limits = field("Time and memory of one phase.")
+    retries: int = field("How often a phase is run again after its process crashed.")
+    preload: tuple[str, ...] = field("Modules that processes start with.")
 
     @property
     def retries_if_killed(self) -> int:

@@ -22,6 +22,7 @@ from edge_opt import units
 from edge_opt._support.extras import import_optional
 from edge_opt._support.progress import report_progress
 from edge_opt.errors import EdgeOptError, InvalidInput, NotSaved
+from edge_opt.records.fields import field, record
 from edge_opt.records.sweeps import Candidate, Failure, TrialMetrics
 from edge_opt.search.fork_server import PROGRESS_FILE, end_group
 
@@ -86,23 +87,17 @@ serve(json.loads(sys.argv[2]))
 """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
-    """The result of one phase.
+    """The result of one phase."""
 
-    Attributes:
-        value: What it returned; None after a failure.
-        failure: The kind of failure; None where it succeeded.
-        reason: The failure in one sentence.
-        seconds: Wall time.
-        was_killed: Whether the process was killed from outside, so that another attempt may succeed.
-    """
-
-    value: Any = None
-    failure: Failure | None = None
-    reason: str = ""
-    seconds: float = 0.0
-    was_killed: bool = False
+    value: Any = field("What it returned; None after a failure.", default=None)
+    failure: Failure | None = field("The kind of failure; None where it succeeded.", default=None)
+    reason: str = field("The failure in one sentence.", default="")
+    seconds: float = field("Wall time.", default=0.0)
+    was_killed: bool = field(
+        "Whether the process was killed from outside, so that another attempt may succeed.", default=False
+    )
 
 
 class _ServerEnded(Exception):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edge_opt.measuring.statistics import wilson
+from edge_opt.records.fields import field, record
 from edge_opt.records.sweeps import SHARES
 
 if TYPE_CHECKING:
@@ -26,24 +26,19 @@ _RESAMPLING_SECONDS = 10.0
 _FEWEST_RESAMPLES = 40
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Score:
-    """A metric's value over a part of the data, and how sure it is.
+    """A metric's value over a part of the data, and how sure it is."""
 
-    Attributes:
-        metric: What was computed.
-        value: The value over all samples.
-        samples: How many samples.
-        resamples: The value over each of a row of resamples. The same number of samples gives the same resamples, so
-            two models that answered the same samples are compared resample by resample.
-        per_sample: One number per sample whose mean decides the metric; None where there is no such number.
-    """
-
-    metric: QualityMetric
-    value: float
-    samples: int
-    resamples: Numbers
-    per_sample: Numbers | None
+    metric: QualityMetric = field("What was computed.")
+    value: float = field("The value over all samples.")
+    samples: int = field("How many samples.")
+    resamples: Numbers = field(
+        "The value over each resample. Equal numbers of samples give equal resamples, so that models are paired."
+    )
+    per_sample: Numbers | None = field(
+        "One number per sample whose mean decides the metric; None where there is no such number."
+    )
 
     @property
     def right_answers(self) -> RightAnswers | None:
