@@ -34,7 +34,7 @@ def profile(
     runtime: str | None = None,
     threads: int | None = None,
 ) -> ModelProfile:
-    """What a model costs on these inputs: per operator, per layer and as a whole, without running it.
+    """Return what a model costs on these inputs: per operator, per layer and as a whole, without running it.
 
     Args:
         model: The model; it is left as it was.
@@ -100,7 +100,7 @@ def with_predictions(
     runtime: str | None = None,
     threads: int | None = None,
 ) -> ModelProfile:
-    """The profile with what the model would take on a target, in place of earlier predictions."""
+    """Return the profile with what the model would take on a target, in place of earlier predictions."""
     from edge_opt.boards.estimate import predictions
 
     targets = _targets(target, precision, runtime, threads)

@@ -49,7 +49,7 @@ class Draw:
         return self.random.choice(values)
 
     def image(self, low: int = 8, high: int = 1024) -> torch.Tensor:
-        """A feature map of at most the largest size, with its channels last now and then."""
+        """Return a feature map of at most the largest size, with its channels last now and then."""
         while True:
             batch, width, side = self.batch(), self.width(low, high), self.side()
             if batch * width * side * side * 4 <= MOST_BYTES:

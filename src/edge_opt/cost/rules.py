@@ -247,7 +247,7 @@ _COMPLEX_OPS = {
 
 
 def is_complex(*values: Any) -> bool:
-    """Whether one of the arguments is a complex tensor."""
+    """Return whether one of the arguments is a complex tensor."""
     return any(isinstance(value, TensorInfo) and value.dtype.startswith("complex") for value in values)
 
 

@@ -253,7 +253,7 @@ class Explanation(Shown):
         return (self.headline, *(reason.sentence for reason in self.reasons))
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per layer."""
+        """Return one row per layer."""
         import pandas as pd
 
         names = list(LayerChange.__dataclass_fields__)
@@ -292,12 +292,12 @@ class Sensitivity(Shown):
     direction: Literal["higher", "lower"] = field("Whether a higher or a lower score is better.", default="higher")
 
     def worst_first(self) -> tuple[LayerSensitivity, ...]:
-        """The rows, those that hurt most in front: by score, among equals by error of the outputs."""
+        """Return the rows, those that hurt most in front: by score, among equals by error of the outputs."""
         sign = 1 if self.direction == "higher" else -1
         return tuple(sorted(self.rows, key=lambda row: (row.score_change * sign, -row.output_error)))
 
     def spare(self, change: Change | None = None, most: int = 3) -> tuple[str, ...]:
-        """The layers that hurt most when changed; those that cost nothing are not among them.
+        """Return the layers that hurt most when changed; those that cost nothing are not among them.
 
         Args:
             change: Look at "prune" or at "quantize" only; None looks at both.
@@ -311,13 +311,13 @@ class Sensitivity(Shown):
         )[:most]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per layer and change, in the model's order."""
+        """Return one row per layer and change, in the model's order."""
         from edge_opt.report.record_sheets import sensitivity_dataframe
 
         return sensitivity_dataframe(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as JSON holds it."""
+        """Return the record as JSON holds it."""
         from edge_opt._support.json import to_plain
 
         plain: dict[str, Any] = to_plain(self)

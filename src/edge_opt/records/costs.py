@@ -55,7 +55,7 @@ class OpSignature(Record):
     strides: tuple[Shape | None, ...] = field("Strides of each input, None: row-major; empty: all are.", default=())
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """The value that the call passed for a parameter.
+        """Return the value that the call passed for a parameter.
 
         Args:
             name: Name of the parameter.

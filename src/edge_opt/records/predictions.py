@@ -255,7 +255,7 @@ class TargetComparison(Shown):
         return tuple(f"{', '.join(names)}: {remark}" for remark, names in targets.items())
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per target; exact numbers, None where a figure is not known."""
+        """Return one row per target; exact numbers, None where a figure is not known."""
         from edge_opt.report.target_tables import dataframe
 
         return dataframe(self)

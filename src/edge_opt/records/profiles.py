@@ -103,7 +103,7 @@ class ModelProfile(Shown):
         return device_memory(self, device, settings)
 
     def to_dataframe(self, level: Level = "leaves") -> pd.DataFrame:
-        """The profile as a table.
+        """Return the profile as a table.
 
         Args:
             level: One row per leaf call ("leaves"), per module call, per operator, or one for the whole model ("root").
@@ -168,7 +168,7 @@ class LayerFigures(Record):
         return self.path if self.call_number == 1 else f"{self.path} (call {self.call_number})"
 
     def looks_like(self, other: LayerFigures) -> bool:
-        """Whether nothing differs except, perhaps, the name and the time.
+        """Return whether nothing differs except, perhaps, the name and the time.
 
         Args:
             other: The layer to compare with.
@@ -196,7 +196,7 @@ class ComparedLayer(Record):
         return next(layer for layer in self.layers if layer is not None)
 
     def change(self, model: int = 1) -> Change:
-        """What became of the baseline's layer in a model; one that is renamed and changed counts as renamed.
+        """Return what became of the baseline's layer in a model; one that is renamed and changed counts as renamed.
 
         Args:
             model: Place of the model; 0 is the baseline.
@@ -227,7 +227,7 @@ class ComparedFigure(Record):
     values: tuple[float | None, ...] = field("The figure in the models' order; None where it is not known.")
 
     def difference(self, model: int = 1) -> float | None:
-        """A model's figure minus the baseline's; None where one is not known.
+        """Return a model's figure minus the baseline's; None where one is not known.
 
         Args:
             model: Place of the model; 0 is the baseline.
@@ -236,7 +236,7 @@ class ComparedFigure(Record):
         return None if old is None or new is None else new - old
 
     def relative(self, model: int = 1) -> float | None:
-        """The difference as a share of the baseline's figure; None where that is zero or not known.
+        """Return the difference as a share of the baseline's figure; None where that is zero or not known.
 
         Args:
             model: Place of the model; 0 is the baseline.
@@ -266,7 +266,7 @@ class ModelComparison(Shown):
         )
 
     def aligned(self, model: int = 1) -> int:
-        """How many layers the baseline and a model have in common.
+        """Return how many layers the baseline and a model have in common.
 
         Args:
             model: Place of the model; 0 is the baseline.
@@ -274,7 +274,7 @@ class ModelComparison(Shown):
         return sum(row.layers[0] is not None and row.layers[model] is not None for row in self.layers)
 
     def layer_count(self, model: int = 0) -> int:
-        """How many layers a model has.
+        """Return how many layers a model has.
 
         Args:
             model: Place of the model; 0 is the baseline.
@@ -328,7 +328,7 @@ class Budget(Record):
         return self.relation in ("<=", "<")
 
     def holds(self, value: float) -> bool:
-        """Whether a value keeps within the budget; NaN never does.
+        """Return whether a value keeps within the budget; NaN never does.
 
         Args:
             value: The figure in the metric's unit.

@@ -221,7 +221,7 @@ class Finals(Shown):
     finalists: tuple[Finalist, ...] = field("The variants, the baseline first.")
 
     def of(self, candidate: Candidate) -> Finalist | None:
-        """What was found of a candidate; None where it was no finalist.
+        """Return what was found of a candidate; None where it was no finalist.
 
         Args:
             candidate: The candidate.

@@ -25,7 +25,7 @@ class MemoryByKind(Record):
         return sum(self.by_kind().values())
 
     def by_kind(self) -> dict[str, int]:
-        """Bytes by name of the kind."""
+        """Return bytes by name of the kind."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 

@@ -214,7 +214,7 @@ class RunConfig(BaseModel):
     @field_validator("model", mode="before")
     @classmethod
     def _is_the_bundled_one(cls, model: Any) -> Any:
-        """The bundled network under its own name, as earlier configurations call it."""
+        """Return the bundled network under its own name, as earlier configurations call it."""
         return SmallCNNConfig() if model == "SmallCNN" else model
 
     @field_validator("metric", "loss", "forward", "collate")

@@ -542,7 +542,7 @@ def rolled(names: Sequence[str], batches: Sequence[Tensors], most: int = _MOST_R
 
 
 def _are_sequences(batch: Tensors) -> bool:
-    """Whether all inputs are whole numbers of one shape, samples by places, as token ids and masks are."""
+    """Return whether all inputs are whole numbers of one shape, samples by places, as token ids and masks are."""
     shape = batch[0].shape
     return (
         batch[0].dim() == 2

@@ -102,7 +102,7 @@ class LiteRtRunner(PiecewiseRunner):
 
 
 def _quantized(array: Any, port: dict[str, Any]) -> Any:
-    """The input in the type that the file takes."""
+    """Return the input in the type that the file takes."""
     scale, zero = port["quantization"]
     if not scale:
         return array.astype(port["dtype"])
@@ -217,7 +217,7 @@ def _layers(runner: LiteRtRunner, paths: tuple[str, ...], asked: str) -> tuple[L
 
 
 def _path(name: str, paths: tuple[str, ...]) -> str:
-    """The module that a tensor's name speaks of, such as `pkg.Net/torch.nn.modules.linear.Linear_head;1`."""
+    """Return the module that a tensor's name speaks of, such as `pkg.Net/torch.nn.modules.linear.Linear_head;1`."""
     for chunk in reversed([chunk for chunk in name.split(";") if "/" in chunk]):
         attributes = [piece.rpartition(".")[2].partition("_")[2] for piece in chunk.split("/")]
         for start in range(len(attributes)):

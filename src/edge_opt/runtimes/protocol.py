@@ -109,7 +109,7 @@ class Runner(Protocol):
     def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]: ...
 
     def bind(self, *inputs: Any) -> Callable[[], object]:
-        """A call with these inputs in the runtime's own form: what is timed.
+        """Return a call with these inputs in the runtime's own form: what is timed.
 
         Args:
             inputs: Tensors or arrays in the model's order.

@@ -35,7 +35,7 @@ _MORE_IS_BETTER = {column.metric for column in TRIAL_COLUMNS if column.better ==
 
 
 def span(metrics: TrialMetrics, objective: str, use_ci: bool = False) -> ObjectiveInterval | None:
-    """A figure as the frontier sees it, turned so that less is better; None where it is not known."""
+    """Return a figure as the frontier sees it, turned so that less is better; None where it is not known."""
     metric = trial_metrics(metrics.metric).get(objective)
     if metric is None:
         return None
@@ -62,7 +62,7 @@ def trial_frontier(trials: Sequence[Trial], objectives: Sequence[str], *, use_ci
 
 
 def frontiers(trials: Sequence[Trial], *, use_ci: bool = False) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The frontiers of accuracy against each cost, and of everything that is known at all, by their objectives.
+    """Return the frontiers of accuracy against each cost, and of everything that is known at all, by their objectives.
 
     Names are the objectives with commas between: "accuracy,latency_ms", ..., "accuracy,latency_ms,energy_j,...". Where
     the time of the batch that is deployed is known, it stands in for that of other batches.
@@ -79,7 +79,7 @@ def frontiers(trials: Sequence[Trial], *, use_ci: bool = False) -> tuple[tuple[s
 
 
 def ranked_frontier(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """The keys on the frontier of the score and the time by which candidates are ranked."""
+    """Return the keys on the frontier of the score and the time by which candidates are ranked."""
     ran = [trial.metrics for trial in trials if trial.metrics is not None]
     is_deployed = any(metrics.deploy_latency_s is not None for metrics in ran)
     return trial_frontier(trials, (_metric(trials), "deploy_latency_ms" if is_deployed else "latency_ms"))
@@ -91,7 +91,7 @@ def _metric(trials: Sequence[Trial]) -> str:
 
 
 def recommend(trials: Sequence[Trial], finals: Finals | None = None) -> tuple[str | None, str]:
-    """The key of the candidate to ship, or None, and the sentence that says why.
+    """Return the key of the candidate to ship, or None, and the sentence that says why.
 
     The rule: of the accepted candidates that are not shown to be less accurate than the most accurate one, sample by
     sample, the fastest; of those that are not shown to be slower, the smaller, then the faster.
@@ -125,7 +125,7 @@ def not_worse(accepted: Sequence[Ran]) -> tuple[Ran, list[Ran]]:
 
 
 def _is_worse(metrics: TrialMetrics, best: TrialMetrics) -> bool:
-    """Whether a score is shown to be worse: all of the difference's interval lies on the wrong side."""
+    """Return whether a score is shown to be worse: all of the difference's interval lies on the wrong side."""
     gap = difference(metrics, best)
     return gap.high < 0 if metrics.metric_direction == "higher" else gap.low > 0
 
@@ -153,7 +153,7 @@ def _best(accepted: Sequence[Ran], finals: Finals | None) -> tuple[str, str]:
 
 
 def _cheapest(near: Sequence[Ran], finals: Finals | None) -> Ran:
-    """The fastest; where others were timed with it and are not shown to be slower, the smallest of them."""
+    """Return the fastest; where others were timed with it and are not shown to be slower, the smallest of them."""
     fastest = min(near, key=lambda pair: (pair[1].ranked_latency_s, pair[1].size_bytes))
     first = None if finals is None else finals.of(fastest[0].candidate)
     if finals is None or first is None:
@@ -167,7 +167,7 @@ def _cheapest(near: Sequence[Ran], finals: Finals | None) -> Ran:
 
 
 def _surety(metrics: TrialMetrics, best: TrialMetrics) -> str:
-    """How sure it is that a candidate is not worse than the best."""
+    """Return how sure it is that a candidate is not worse than the best."""
     gap = difference(metrics, best)
     on = f" on {gap.samples} samples" if gap.samples else ""
     return (
@@ -189,7 +189,7 @@ def _beyond(violation: Violation) -> str:
 
 
 def packed_answers(is_right: Sequence[bool] | NDArray[np.bool_]) -> str:
-    """Which samples were answered right, as short text.
+    """Return which samples were answered right, as short text.
 
     >>> packed_answers([True, False, True]), unpacked_answers(packed_answers([True, False, True])).tolist()
     ('3:oA==', [True, False, True])
@@ -199,7 +199,7 @@ def packed_answers(is_right: Sequence[bool] | NDArray[np.bool_]) -> str:
 
 
 def unpacked_answers(text: str) -> NDArray[np.bool_]:
-    """What `packed_answers` packed; nothing where there is nothing."""
+    """Return what `packed_answers` packed; nothing where there is nothing."""
     count, _, content = text.partition(":")
     if not count:
         return np.zeros(0, dtype=bool)
@@ -295,7 +295,7 @@ def _ranked_interval(metrics: TrialMetrics) -> tuple[float, float, float]:
 
 
 def factor(slow: Sequence[float], fast: Sequence[float]) -> SpeedupRatio:
-    """How many times as fast the one is; what is compared with itself is exactly as fast."""
+    """Return how many times as fast the one is; what is compared with itself is exactly as fast."""
     if slow == fast:
         return SpeedupRatio(1.0, 1.0, 1.0)
     ratio, interval = paired_ratio(slow, fast)
@@ -303,7 +303,7 @@ def factor(slow: Sequence[float], fast: Sequence[float]) -> SpeedupRatio:
 
 
 def speedup_of(finals: Finals, baseline: Candidate, winner: Candidate) -> Speedup | None:
-    """The winner against the baseline, and what its runtime, its precision and pruning bought of that."""
+    """Return the winner against the baseline, and what its runtime, its precision and pruning bought of that."""
     first, last = finals.of(baseline), finals.of(winner)
     if first is None or last is None:
         return None
@@ -320,7 +320,7 @@ def speedup_of(finals: Finals, baseline: Candidate, winner: Candidate) -> Speedu
 
 
 def retimed(trial: Trial, finals: Finals) -> Trial:
-    """The trial of a finalist with the times of the finals; any other as it was.
+    """Return the trial of a finalist with the times of the finals; any other as it was.
 
     Where batches of that size were timed alone before, their times give way, too: one size has one time.
     """

@@ -93,7 +93,7 @@ class Space(Record):
         return self.size
 
     def __getitem__(self, index: int) -> Candidate:
-        """The candidate at a place in the order of enumeration; the pair changes fastest."""
+        """Return the candidate at a place in the order of enumeration; the pair changes fastest."""
         if not 0 <= index < self.size:
             raise IndexError(index)
         index, pair = divmod(index, len(self.pairs))
@@ -131,7 +131,7 @@ class Space(Record):
 
 
 def plain_space(space: Space) -> dict[str, Any]:
-    """The space as JSON holds it; `space_from` reads it back."""
+    """Return the space as JSON holds it; `space_from` reads it back."""
     return {
         "pruning_levels": list(space.pruning_levels),
         "precisions": list(space.precisions),
@@ -142,7 +142,7 @@ def plain_space(space: Space) -> dict[str, Any]:
 
 
 def space_from(plain: Mapping[str, Any]) -> Space:
-    """The space that `plain_space` wrote.
+    """Return the space that `plain_space` wrote.
 
     >>> space = Space((0.0, 0.5), ("fp32", "int8"), ("torch", "onnxruntime"))
     >>> set(space_from(plain_space(space))) == set(space)

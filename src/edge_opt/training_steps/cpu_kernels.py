@@ -88,7 +88,7 @@ def _autocast(operator: Any, dtype: torch.dtype | None) -> Callable[..., torch.T
 
 @contextmanager
 def casting(is_on: bool) -> Iterator[None]:
-    """The stretch of a step that runs under autocast."""
+    """Run a stretch of a step under autocast."""
     _active.is_casting = is_on
     try:
         yield
@@ -147,7 +147,7 @@ def _fused_lstm(
     x: torch.Tensor, hx: list[torch.Tensor], params: list[torch.Tensor], has_biases: bool, num_layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
-    """One oneDNN call per layer and direction."""
+    """Run one oneDNN call per layer and direction."""
     directions, width = 2 if bidirectional else 1, 4 if has_biases else 2
     inputs = (x.transpose(0, 1) if batch_first else x).contiguous()
     hidden, cell = hx[0].contiguous(), hx[1].contiguous()

@@ -378,7 +378,7 @@ def _run(
 
 
 def _call(model: nn.Module, arguments: CallArguments, is_real: bool) -> tuple[CallArguments, list[torch.Tensor]]:
-    """The call's arguments with tensors of their own, and those tensors."""
+    """Return the call's arguments with tensors of their own, and those tensors."""
     tensors: list[torch.Tensor] = []
     first = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
@@ -535,7 +535,7 @@ class _Step:
         self._segment(name, first)
 
     def _has_born_states_first(self) -> bool:
-        """Whether the optimizer made all of its state and only then began to write parameters.
+        """Return whether the optimizer made all of its state and only then began to write parameters.
 
         What follows then is the same in every later step, and need not be run again.
         """

@@ -109,7 +109,7 @@ class CountedOp:
         return self.signature.argument(name, default)
 
     def has(self, name: str) -> bool:
-        """Whether a tensor was passed for parameter `name`."""
+        """Return whether a tensor was passed for parameter `name`."""
         return isinstance(self.argument(name), TensorInfo)
 
 
@@ -436,7 +436,7 @@ def _work_by_path(before: Mapping[str, _Work], after: Mapping[str, _Work]) -> li
 
 
 def _is_rewritten(ours: _Work, theirs: _Work) -> bool:
-    """Whether the file uses other kinds of operators for the module, such as products for attention."""
+    """Return whether the file uses other kinds of operators for the module, such as products for attention."""
     return bool(ours) and bool(set(theirs) - set(ours) - {"quantization"})
 
 
