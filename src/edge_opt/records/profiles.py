@@ -196,7 +196,7 @@ class ComparedLayer(Record):
         return next(layer for layer in self.layers if layer is not None)
 
     def change(self, model: int = 1) -> Change:
-        """Return what became of the baseline's layer in a model; one that is renamed and changed counts as renamed.
+        """Return how a model changed the baseline's layer; one that is renamed and changed counts as renamed.
 
         Args:
             model: Place of the model; 0 is the baseline.

@@ -1,4 +1,4 @@
-"""Records of a sweep: candidates, what became of each, their figures as columns, and the ones that no other beats.
+"""Records of a sweep: candidates, their status and figures, the columns of these figures, and the Pareto front.
 
 CSV files, constraints, charts, the table of the page and docs/columns.md read the declarations of the columns.
 """

@@ -92,7 +92,7 @@ def row_kind(row: ComparedLayer) -> str:
 
 
 def row_changes(row: ComparedLayer) -> str:
-    """Return what became of the layer in each model; of several, in those where something did."""
+    """Return how each model changed the layer; of several models, only those that changed it."""
     changes = [(letter(model), row.change(model)) for model in range(1, len(row.layers))]
     if len(changes) == 1:
         return changes[0][1]

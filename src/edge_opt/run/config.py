@@ -110,7 +110,7 @@ class RunConfig(BaseModel):
     """Processes that load data; 0 is none beside ours."""
 
     metric: Any = setting("accuracy", "training", sweep=True, group="Task")
-    """What answers are worth: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, or your own on outputs
+    """Quality metric: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, or your own on outputs
     and targets: file.py:f."""
     metric_direction: Literal["higher", "lower"] | None = setting(None, "training", sweep=True)
     """Which way the metric is better; null is the named metric's own. Yours must say it."""
