@@ -136,7 +136,7 @@ def test_the_public_api_names_the_same_for_people_and_for_type_checkers() -> Non
     assert all(hasattr(edge_opt, name) for name in edge_opt.__all__)
 
 
-def test_a_name_of_the_front_door_is_the_function_whatever_was_imported() -> None:
+def test_a_name_of_the_public_api_is_the_function_whatever_was_imported() -> None:
     script = """
 import inspect
 import edge_opt.measuring.latency, edge_opt.model_comparison, edge_opt.boards.catalog, edge_opt.run.pipeline
