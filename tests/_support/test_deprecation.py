@@ -156,6 +156,6 @@ def test_a_name_without_effect_says_what_has_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     writer = import_module("write_former_names")
     assert ROWS[-1].message == "the configuration key rounds has no effect since 0.2, use min_time_s"
-    assert "| configuration key `rounds` | `min_time_s` (the former name has no effect) | 0.2 | stays |" in (
-        writer.former_names_table()
+    assert "Since 0.2, they stay:\n\n- configuration key `rounds` (without effect) → `min_time_s`" in (
+        writer.former_names()
     )
