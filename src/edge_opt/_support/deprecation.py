@@ -1,17 +1,19 @@
 """Former names that still work: one table, and what serves each kind of name from it.
 
-To rename something public, add a row to `FORMER_NAMES` and run `python scripts/write_former_names.py`. Rows for
+To rename something public, add a row to former_names.csv and run `python scripts/write_former_names.py`. Rows for
 
 - modules need nothing else: importing the old path imports the new one;
 - functions (any attribute of a module) need `__getattr__ = former_attributes(__name__)` in the old module;
 - parameters need `@accept_former_parameters` on the function;
-- options and configuration keys need nothing else: the command line and `read_config` look them up.
+- commands, options and configuration keys need nothing else: the command line and `read_config` look them up.
 
 A row is removed in the version that it names, together with the old name; a test fails until that is done.
 """
 
 from __future__ import annotations
 
+import csv
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +21,8 @@ from functools import wraps
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 from edge_opt.errors import InvalidInput
 
@@ -28,16 +31,18 @@ if TYPE_CHECKING:
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-Kind = Literal["module", "function", "parameter", "option", "configuration key"]
+Kind = Literal["module", "function", "parameter", "command", "option", "configuration key"]
 
 
 class FormerName(NamedTuple):
     """A name that was public in an earlier version."""
 
     kind: Kind
-    # Modules and functions by their full path, parameters as "function(parameter)", options as "command --option".
+    # Modules and functions by their full path, parameters as "function(parameter)", options as "command --option", or
+    # "command --option=VALUE" where the command no longer knows that a value follows.
     old: str
-    # In the same form as `old`. None: the name is accepted and has no effect; `instead` then says what has.
+    # In the same form as `old`; of commands and options the words to use instead, with {} for the value. None: the name
+    # is accepted and has no effect; `instead` then says what has.
     new: str | None
     since: str
     # None: documents that we promised to follow use the name, so it stays.
@@ -54,36 +59,18 @@ class FormerName(NamedTuple):
         return f"{name} {verb} since {self.since}{f', use {replacement}' if replacement else ''}{end}"
 
 
-FORMER_NAMES: tuple[FormerName, ...] = (
-    FormerName("module", "edge_opt.comparing", "edge_opt.model_comparison", since="0.3", removed_in="0.4"),
-    FormerName("module", "edge_opt.fitting", "edge_opt.boards.batch_fit", since="0.3", removed_in="0.4"),
-    FormerName("module", "edge_opt.backward", "edge_opt.training_steps", since="0.3", removed_in="0.4"),
-    FormerName(
-        "module", "edge_opt.backward.step_report", "edge_opt.training_steps.step_report", since="0.3", removed_in="0.4"
-    ),
-    FormerName(
-        "module", "edge_opt.backward.remedies", "edge_opt.training_steps.step_report", since="0.3", removed_in="0.4"
-    ),
-    FormerName("module", "edge_opt.boards.known_platforms", "edge_opt.boards.platforms", "0.3", removed_in="0.4"),
-    FormerName("module", "edge_opt.boards.own_board", "edge_opt.boards.platforms", since="0.3", removed_in="0.4"),
-    FormerName(
-        "module", "edge_opt.boards.calibration_file", "edge_opt.calibration.calibration_file", "0.3", removed_in="0.4"
-    ),
-    FormerName("parameter", "convert(spare)", "convert(keep_float)", since="0.3", removed_in="0.4"),
-    FormerName("parameter", "convert(allow)", "convert(max_difference)", since="0.3", removed_in="0.4"),
-    FormerName("parameter", "convert(must_run)", "convert(require_precision)", since="0.3", removed_in="0.4"),
-    FormerName("option", "quantize --spare", "quantize --keep-float", since="0.3", removed_in="0.4"),
-    FormerName("option", "quantize --allow", "quantize --max-difference", since="0.3", removed_in="0.4"),
-    FormerName("option", "export --allow", "export --max-difference", since="0.3", removed_in="0.4"),
-    FormerName("parameter", "sweep(pruning)", "sweep(pruning_levels)", since="0.2", removed_in="0.4"),
-    FormerName("parameter", "sweep(use_ci)", "sweep(pareto_use_ci)", since="0.2", removed_in="0.4"),
-    FormerName("parameter", "run_sweep(sampler)", None, since="0.3", removed_in="0.4", instead="run_sweep(trials)"),
-    FormerName("parameter", "run_sweep(objectives)", None, since="0.3", removed_in="0.4"),
-    FormerName("configuration key", "sampler", None, "0.3", "0.4", instead="trials"),
-    FormerName("configuration key", "benchmark_repeats", None, "0.2", None, instead="min_time_s"),
-    FormerName("configuration key", "benchmark_trials", None, "0.2", None, instead="min_time_s"),
-    FormerName("configuration key", "benchmark_warmup", None, "0.2", None, instead="min_time_s"),
-)
+with (Path(__file__).parent / "former_names.csv").open(encoding="utf-8", newline="") as table:
+    FORMER_NAMES = tuple(
+        FormerName(
+            cast("Kind", row["kind"]),
+            row["old"],
+            row["new"] or None,
+            row["since"],
+            row["removed_in"] or None,
+            row["instead"],
+        )
+        for row in csv.DictReader(table)
+    )
 
 
 class FormerNameWarning(FutureWarning):
@@ -117,7 +104,7 @@ def _split(name: str, kind: Kind) -> tuple[str, str]:
     elif kind == "parameter":
         owner, _, rest = name.removesuffix(")").partition("(")
     elif kind == "option":
-        owner, _, rest = name.rpartition(" ")
+        owner, _, rest = name.partition("=")[0].rpartition(" ")
     else:
         owner, rest = "", name
     return owner, rest
@@ -166,19 +153,38 @@ def current_keywords(values: Mapping[str, Any], rows: Mapping[str, FormerName], 
     return current
 
 
+def current_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line, the command first, with the current names of command and options."""
+    command, *rest = words
+    rest = current_options(command, rest)
+    row = former_names("command").get(command)
+    if row is None or row.new is None:
+        return [command, *rest]
+    warn_once(row)
+    return [*shlex.split(row.new), *rest]
+
+
 def current_options(command: str, words: Sequence[str]) -> list[str]:
     """Return the words of a command with the current names of its options; `--` ends them."""
     rows = {**former_names("option"), **former_names("option", command)}
     current: list[str] = []
-    for index, word in enumerate(words):
+    remaining = iter(words)
+    for word in remaining:
         if word == "--":
-            return [*current, *words[index:]]
+            return [*current, word, *remaining]
         name, equals, value = word.partition("=")
         row = rows.get(name)
-        if row is not None and row.new is not None:
-            warn_once(row)
-            name = _split(row.new, "option")[1]
-        current.append(f"{name}{equals}{value}")
+        if row is None:
+            current.append(word)
+            continue
+        warn_once(row)
+        takes_value = "=" in row.old or "{}" in (row.new or "")
+        if takes_value and not equals:
+            value = next(remaining, "")
+        if row.new is not None:
+            # The first word is the command, unless the option is one of all commands.
+            new = [part.replace("{}", value) for part in shlex.split(row.new)][not row.new.startswith("-") :]
+            current += new if takes_value else [*new[:-1], f"{new[-1]}{equals}{value}"]
     return current
 
 
