@@ -77,7 +77,7 @@ def _module(source: str) -> ModuleType:
 
 
 def _arguments(call: str | None, reference: str) -> dict[str, Any]:
-    """Keyword arguments of `factory(width=2)`: literals only, nothing is evaluated."""
+    """Return the keyword arguments of `factory(width=2)`: literals only, nothing is evaluated."""
     if call is None:
         return {}
     remedy = "write keyword arguments with literal values, such as Net(num_classes=10, act='relu')"
@@ -127,7 +127,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """Where in the user's file it went wrong."""
+    """Return the line of the user's file that raised the error, for a message."""
     step, number = error.__traceback__, None
     while step is not None:
         if Path(step.tb_frame.f_code.co_filename) == path:
@@ -170,7 +170,7 @@ def _attribute(module: ModuleType, name: str, source: str) -> Any:
 
 
 def _factories(module: ModuleType) -> list[str]:
-    """Names that could be meant: models, their classes and functions, of the module's own making first."""
+    """Return names that the user may have meant: models, classes and functions, the module's own first."""
     from torch import nn
 
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
@@ -279,7 +279,7 @@ def _not_a_reference(reference: str) -> EdgeOptError:
 
 
 def _hub(package: str) -> ModuleType:
-    """A package of models. A broken one is as good as absent: which of its imports fails differs by version."""
+    """Import a package of models. A broken one counts as missing: which import fails differs by version."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -297,7 +297,7 @@ def _hub(package: str) -> ModuleType:
 
 
 def _same_build() -> str:
-    """What pip cannot know: compiled packages must fit the torch that is here."""
+    """Return which index to install from. pip does not know that compiled packages must fit this torch."""
     import torch
 
     build = torch.__version__.partition("+")[2]

@@ -26,7 +26,7 @@ class SmallCNN(nn.Module):
         self.classifier = nn.Linear(conv2_channels * 7 * 7, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The scores of each image, one per class.
+        """Return the scores of each image, one per class.
 
         Args:
             x: Images, (samples, 1, 28, 28).

@@ -102,7 +102,7 @@ class Snapshot:
                         container[index] = replacement(item)
 
     def restore(self) -> None:
-        """Write back what differs. An interrupt in the middle waits."""
+        """Write back what differs. An interrupt meanwhile waits."""
         try:
             for write, value, content in self._entries:
                 write(value, content)

@@ -229,7 +229,7 @@ class Costs:
 class Spread:
     """How far times lie from predictions, in logarithms: sd^2 = noise^2 + trust * variance of the fit.
 
-    `quantile` of these sd hold nine times in ten. `noise` is the scatter of nets about any sum of class costs.
+    `quantile` of these sd make a 90 % interval. `noise` is the scatter of models about any sum of class costs.
     """
 
     noise: float

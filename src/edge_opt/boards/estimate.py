@@ -20,13 +20,13 @@ from edge_opt.records.predictions import LayerPrediction, Prediction
 from edge_opt.records.profiles import ModelProfile
 
 # Share of an engine's peak that dense products reach: HPL over the peak in fp64, which is half of that in fp32, is 0.39
-# to 0.64 on the five devices of the catalogue that have both figures and at least 1 GiB; in the middle 0.5.
+# to 0.64 on the five devices of the catalogue that have both figures and at least 1 GiB; the median is 0.5.
 DENSE = 0.5
 # Depthwise convolutions run at a seventh of that. ST's three figures for MobileNetV1 on the STM32H747 differ in how
 # much of the work is depthwise: two of them give both rates, and these meet the third within 5 %.
 DEPTHWISE = DENSE / 7
 # Other convolutions in groups run as those do that have no kernel of their own: the fits to ncnn's table have these at
-# 0.32 of the dense rate in the middle.
+# a median of 0.32 of the dense rate.
 GROUPED = 0.32 * DENSE
 # A peak counts fused multiply-adds, two operations at a time; element-wise work has one.
 ELEMENTWISE = DENSE / 2
@@ -357,7 +357,7 @@ def _with_energies(
         prediction: Times of the model and its layers.
         items: Passes of the model at the prediction's precision.
         spec: The device; None for a calibrated machine, whose power nobody has said.
-        is_lower_bound: Whether some operators have no price.
+        is_lower_bound: Whether some operators have no cost rule.
     """
     power = None if spec is None else working_power(spec)
     proxy = None if power is None or prediction.seconds is None else _proxy(power, prediction.seconds)

@@ -139,7 +139,7 @@ def _calibrated_host() -> Iterator[KnownPlatform]:
 
 @dataclass(frozen=True, eq=False)
 class FittedTime:
-    """Seconds of a model on a platform, nine times in ten between `low` and `high`.
+    """Seconds of a model on a platform, with a 90 % interval from `low` to `high`.
 
     `width` is half of the interval as a logarithm. `by_module` has the seconds of each module call, by class of work:
     what is fused into a layer is counted with it. `outside` names classes and operators that the fit has never seen,
@@ -227,9 +227,8 @@ def _bound(spent: Vector) -> Bound:
 
 def _remarks(platform: Platform, time: FittedTime) -> Sequence[str]:
     remarks = [
-        f"platform {platform.name}: {evidence(platform)}; nine times in ten within a factor of "
-        f"{math.exp(time.width):.2f}",
-        "layers follow from the costs of their classes; only the whole could be checked",
+        f"platform {platform.name}: {evidence(platform)}; 90 % interval: a factor of {math.exp(time.width):.2f}",
+        "times of layers follow from class costs; only whole models could be checked",
     ]
     if time.outside:
         remarks.append(f"outside the fit, so that the interval is wide: {', '.join(time.outside)}")
@@ -252,9 +251,9 @@ def evidence(platform: Platform) -> str:
     if platform.origin != "fitted":
         return f"from {platform.rows} typed time{'s' * (platform.rows != 1)} {with_what}"
     error = (
-        "too few to hold any out"
+        "too few for a held-out error"
         if platform.error is None
-        else f"nets whose family was held out are {platform.error:.1%} off in the middle"
+        else f"median error {platform.error:.1%} on held-out model families"
     )
     return f"fitted to {platform.rows} published times {with_what}; {error}; source: {platform.source}"
 

@@ -224,7 +224,7 @@ def _total(parts: Iterable[float | None]) -> float | None:
 
 
 NO_OVERHEAD = "overhead per operator is not known and not included"
-LOWER_BOUNDS = "some operators have no price: the figures are lower bounds"
+LOWER_BOUNDS = "some operators have no cost rule: the figures are lower bounds"
 
 
 def figure_remarks(profile: ModelProfile, spec: DeviceSpec, roof: EngineLimits) -> Iterable[str]:

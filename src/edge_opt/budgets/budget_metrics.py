@@ -89,7 +89,7 @@ def _table(*families: Iterator[Metric[S]]) -> Mapping[str, Metric[S]]:
 
 
 def _priced(name: str, kind: Kind, read: Callable[[ModelProfile], float]) -> Iterator[Metric[ModelProfile]]:
-    """Yield a metric that is only a lower bound where an operator has no price."""
+    """Yield a metric that is only a lower bound where an operator has no cost rule."""
 
     def interval(profile: ModelProfile) -> Interval | None:
         return Interval(read(profile), math.inf) if profile.totals.is_lower_bound else None

@@ -278,7 +278,7 @@ def visit_reference(reference: Reference, batch: int, passes: int, trains: bool 
         block = max(1, min(_MOST_FORWARDS, round(_BLOCK_NS / (time.perf_counter_ns() - start))))
         whole_s = float("inf")
         operators: list[list[int]] = []
-        # Blocks in turns, so that a slow moment of the machine meets both.
+        # Blocks are interleaved, so that a slow moment of the machine affects both.
         for _ in range(passes):
             start = time.perf_counter_ns()
             for _ in range(block):

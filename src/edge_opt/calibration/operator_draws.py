@@ -57,7 +57,7 @@ class Draw:
                 return image.to(memory_format=torch.channels_last) if self.chance(0.12) else image
 
     def rows(self) -> torch.Tensor:
-        """Tokens: batch, length, width."""
+        """Return a tensor of tokens: batch, length, width."""
         while True:
             batch, length, width = self.batch(), self.of(49, 64, 128, 196, 197, self.log(8, 512)), self.width(32, 3072)
             if batch * length * width * 4 <= MOST_BYTES:

@@ -15,7 +15,7 @@ from torch import nn
 def conv_norm(
     width_in: int, width: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: type[nn.Module] | None = nn.ReLU
 ) -> nn.Sequential:
-    """Convolution, batch norm and, unless None, an activation in place."""
+    """Return a convolution, a batch norm and, unless None, an activation in place."""
     conv = nn.Conv2d(width_in, width, kernel, stride, kernel // 2, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(width), *([] if act is None else [act(inplace=True)]))
 
@@ -243,7 +243,7 @@ def plain(widths: list[int], has_norm: bool, hidden: int) -> nn.Module:
 def mobile(
     stem: int, stages: list[tuple[int, int, int, int, int]], act: type[nn.Module], has_excite: bool, last: int
 ) -> nn.Module:
-    """Stages are (expansion, width, depth, stride, kernel)."""
+    """Return a mobile network. Stages are (expansion, width, depth, stride, kernel)."""
     layers: list[nn.Module] = [conv_norm(3, stem, 3, 2, act=act)]
     before = stem
     for expand, width, depth, stride, kernel in stages:

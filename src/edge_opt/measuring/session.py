@@ -195,7 +195,7 @@ def measure(
         power_watts: Draw of the device in watts, for a proxy where no meter can be used.
         subtract_idle: Whether to measure the power at rest, too, and take it off.
         mode: "eval" for inference; "train" runs the forward of training, and on the CPU a backward (`.training`).
-        profile: The profile of the model, if there is one; it spares tracing the model again.
+        profile: The profile of the model, if there is one; the model is then not traced again.
         progress: Called with the share that is done and a word on it.
         repeats: Run it exactly this many times instead of until its latency is known well enough.
         warmup: Runs before those, which are not timed.

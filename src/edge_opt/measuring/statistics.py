@@ -30,7 +30,7 @@ CONTENDED_CORES = 0.10
 _WITHIN_SESSION = 1.02
 # - Two sessions on a quiet machine had medians up to 5 % apart.
 _BETWEEN_QUIET_SESSIONS = 1.05
-# - The same files in turns in three processes on a busy machine were 9.82, 10.28 and 9.66 times as fast.
+# - The same files, interleaved in three processes on a busy machine, had speedups of 9.82, 10.28 and 9.66.
 _BETWEEN_PROCESSES = 1.05
 # - On a busy machine even CPU times were up to 1.6 x apart with one thread (the core's sibling works, or rests), and
 #   6 x with two (one spins until the other runs).

@@ -45,7 +45,7 @@ def pads_of(call: NodeCall, kernel: Sequence[int], strides: Sequence[int], dilat
 
 
 def windows(call: NodeCall, kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Strides, dilations and padding of a window."""
+    """Return strides, dilations and padding of a window."""
     count = len(kernel)
     strides = list(call.get("strides", ())) or [1] * count
     dilations = list(call.get("dilations", ())) or [1] * count

@@ -28,13 +28,13 @@ _MOST_PIECES = 100_000
 
 @operator("Identity", "Optional", "ai.onnx.ml:ZipMap", "OptionalGetElement", "com.microsoft:MemcpyToHost")
 def identity(call: NodeCall) -> Any:
-    """Nothing happens here when a model is used."""
+    """Return the input: this node does nothing at inference."""
     return (call.inputs[0],)
 
 
 @operator("Dropout")
 def dropout(call: NodeCall) -> Any:
-    """Nothing is dropped when a model is used; a mask says so, the other way round before opset 12."""
+    """Return the input and a mask that drops nothing; before opset 12 the mask is inverted."""
     x = call.tensor()
     return (x, torch.full_like(x, call.opset >= 12, dtype=torch.bool)) if len(call.node.outputs) > 1 else x
 

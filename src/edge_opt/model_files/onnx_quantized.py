@@ -92,7 +92,7 @@ cost_rule("onnx_file::integer_convolution", kind="conv")(
 
 
 def dynamic_quantize_op(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Quantise floats in the range that they have; returns bytes, scale and zero point."""
+    """Quantize floats to their own range; return bytes, scale and zero point."""
     return tuple(_quantize_dynamic(x))
 
 

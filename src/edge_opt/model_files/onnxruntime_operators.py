@@ -195,7 +195,7 @@ def skip_layer_norm(call: NodeCall) -> Any:
 
 @operator("com.microsoft:GroupNorm", has_values=False)
 def group_norm_channels_last(call: NodeCall) -> torch.Tensor:
-    """Normalise groups of channels of pictures with their channels last; it may be followed by x * sigmoid(x)."""
+    """Normalize groups of channels of channels-last images, followed by x * sigmoid(x) if the node says so."""
     is_last = bool(call.get("channels_last", 1))
     with unrecorded():
         x = call.tensor().movedim(-1, 1) if is_last else call.tensor()

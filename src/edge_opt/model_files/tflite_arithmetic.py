@@ -178,7 +178,7 @@ def transpose_conv(call: NodeCall) -> torch.Tensor:
 
 
 def _product(call: NodeCall, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b of whatever widths; floats times integers are quantised first, and scaled afterwards."""
+    """Return a @ b of any widths; floats times integers are quantized first, and scaled afterwards."""
     if a.is_floating_point() and not b.is_floating_point():
         product = integer_product(dynamic_quantize_op(a)[0], b, torch.int32)
         return dequantize_op(product, None, None, a.dtype)

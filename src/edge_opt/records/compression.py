@@ -1,4 +1,4 @@
-"""What became of a model: pruned, explained, probed."""
+"""Results of pruning, fine-tuning, explanation and sensitivity."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class PruneResult(Shown):
     ratio: float | None = field("Pruning ratio that was used; None for ratios by layer.")
     latency_before_s: float | None = field("Seconds of the original; None: not asked.", default=None)
     latency_s: float | None = field("Seconds of the pruned model, found in the same way.", default=None)
-    is_lower_bound: bool = field("Whether an operator has no price, so that the true MACs are higher.", default=False)
+    is_lower_bound: bool = field("Whether an operator has no cost rule: the true MACs are higher.", default=False)
 
     @property
     def macs_ratio(self) -> float:
@@ -165,7 +165,7 @@ class Pruned(Shown):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the model and its recipe, as JSON holds it."""
+        """Return everything but the model and its recipe, as JSON holds it."""
         from edge_opt.report.record_sheets import pruned_document
 
         return pruned_document(self)

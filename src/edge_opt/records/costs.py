@@ -194,7 +194,7 @@ class LayerCost(Record):
     activation_bytes: int = field("Bytes of all tensors that these operators made.")
     peak_live_bytes: int = field("Most bytes of activations alive while it ran, of all layers.")
     operators: int = field("How many operators it ran itself.")
-    unpriced: int = field("How many of them have no price.")
+    unpriced: int = field("How many of them have no cost rule.")
 
 
 @record

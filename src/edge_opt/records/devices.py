@@ -82,7 +82,7 @@ class DeviceSpec(Shown):
     fast_share: Figure | None = field("Share of the CPU's peak in the fast cores; None: all alike.", default=None)
 
     def peak(self, engine: str, precision: str) -> Figure | None:
-        """Operations per second of one engine at one precision; None where nobody has said.
+        """Return the operations per second of one engine at one precision; None if not published.
 
         Args:
             engine: Who computes: "cpu", "gpu", "npu" or "all".
@@ -135,7 +135,7 @@ class RooflinePoint(Record):
     overhead_s: float | None = field("Overhead of all passes in seconds; None: not known, not in `seconds`.")
     seconds: float | None = field("Sum over passes of max(moving, computing), plus overhead; None: not known.")
     bound: Bound = field("What most of the time goes to.")
-    is_lower_bound: bool = field("Whether an operator of it has no price.")
+    is_lower_bound: bool = field("Whether one of its operators has no cost rule.")
 
     @property
     def bytes_moved(self) -> int:

@@ -65,8 +65,8 @@ class LayerLatency(Record):
     seconds: float = field("Its part of one forward.")
     interval_s: Interval = field("How well that is known.")
     share: float = field("Its part as a share of the whole forward.")
-    macs_per_s: float | None = field("MACs per second; None where an operator of it has no price.")
-    bytes_per_s: float | None = field("Bytes moved per second; None where an operator of it has no price.")
+    macs_per_s: float | None = field("MACs per second; None where one of its operators has no cost rule.")
+    bytes_per_s: float | None = field("Bytes moved per second; None where one of its operators has no cost rule.")
 
 
 @record

@@ -98,7 +98,7 @@ class Calibration(Shown):
     remarks: tuple[str, ...] = field("What disturbed it; empty where nothing did.", default=())
 
     def peak(self, work: str, precision: str) -> float | None:
-        """Operations per second of one class of work; None where torch has no kernel for it.
+        """Return the operations per second of one class of work; None where torch has no kernel for it.
 
         Args:
             work: The class of work, such as "gemm" or "depthwise".

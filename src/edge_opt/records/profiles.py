@@ -89,7 +89,7 @@ class ModelProfile(Shown):
         )
 
     def device_memory(self, device: str = "cuda", settings: str = "") -> DeviceMemory:
-        """What the device's caching allocator would hold during this forward, simulated; no such device is needed.
+        """Simulate the device's caching allocator during this forward pass; no such device is needed.
 
         Kernels' own workspaces (cuDNN, cuBLAS) and the CUDA context are not in it.
 
@@ -253,7 +253,7 @@ class ModelComparison(Shown):
     layers: tuple[ComparedLayer, ...] = field("The layers side by side; empty for sweep candidates.")
     totals: tuple[ComparedFigure, ...] = field("Figures of the whole models.")
     latencies: tuple[Comparison | None, ...] = field("Comparison of each model after the first; None: not measured.")
-    is_lower_bound: tuple[bool, ...] = field("By model: whether an operator has no price.")
+    is_lower_bound: tuple[bool, ...] = field("By model: whether an operator has no cost rule.")
     remarks: tuple[str, ...] = field("Where the models were not profiled alike.", default=())
 
     @property
@@ -282,7 +282,7 @@ class ModelComparison(Shown):
         return sum(row.layers[model] is not None for row in self.layers)
 
     def aligned_share(self, model: int = 1) -> float | None:
-        """Aligned layers as a share of the larger model's; None where no layers are known.
+        """Return aligned layers as a share of the larger model's; None where no layers are known.
 
         Args:
             model: Place of the model; 0 is the baseline.

@@ -210,7 +210,7 @@ class Finalist(Record):
 
 @record
 class Finals(Shown):
-    """The baseline and the candidates worth having, timed in turns, in several processes: only these are compared."""
+    """The baseline and the finalists, timed interleaved in several processes. Only these are compared."""
 
     batch_size: int = field("Samples in one call: the batch that is deployed.")
     threads: int = field("Threads that each used.")
@@ -455,7 +455,7 @@ def dominates(one: Point, other: Point) -> bool:
     >>> fast, slow = (ObjectiveInterval(1.0, 1.0, 1.0),), (ObjectiveInterval(2.0, 2.0, 2.0),)
     >>> dominates(fast, slow), dominates(slow, fast), dominates(fast, fast)
     (True, False, False)
-    >>> dominates((ObjectiveInterval(0.9, 1.0, 1.1),), (ObjectiveInterval(1.0, 1.2, 1.4),))  # better, but not surely so
+    >>> dominates((ObjectiveInterval(0.9, 1.0, 1.1),), (ObjectiveInterval(1.0, 1.2, 1.4),))  # not significantly
     False
     """
     pairs = list(zip(one, other, strict=True))

@@ -397,7 +397,7 @@ def sensitivity_dataframe(sensitivity: Sensitivity) -> pd.DataFrame:
 
 @sheet(Sensitivity)
 def sensitivity_sheet(sensitivity: Sensitivity) -> Sheet:
-    """Return the table, what hurts most on top, and which layers to spare."""
+    """Return the table, most sensitive layers first, and which layers to leave unchanged."""
     rows = sensitivity.worst_first()
     is_accuracy = sensitivity.metric == "accuracy"
     changes = (f"{row.score_change * 100:+.2f}" if is_accuracy else f"{row.score_change:+.4g}" for row in rows)

@@ -70,7 +70,7 @@ def _cost_share(pick: Callable[[OpCost], int]) -> Callable[[ProfileRow, ModelPro
 
 
 def _intensity(row: ProfileRow, _: ModelProfile) -> float | None:
-    """Return FLOPs per byte; None where an operator has no price: a quotient of two lower bounds bounds nothing."""
+    """Return FLOPs per byte; None where an operator has no cost rule: a ratio of lower bounds is no bound."""
     return None if row.cost is None or row.unpriced else row.cost.intensity
 
 

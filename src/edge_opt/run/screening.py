@@ -67,7 +67,7 @@ KEPT_PAIRS = 2
 _WINDOW_S = 0.1
 SAME = "same widths as another"
 LOST = "accuracy drop too large"
-GENTLER = "smaller than needed"
+SMALLER = "smaller than needed"
 SLOWER = "slower than another"
 NOT_FASTER = "not faster than the unpruned model"
 TRAINED = "trained"
@@ -93,7 +93,7 @@ class Level:
 
 @record
 class Screening:
-    """The result of screening: every level that was considered, and why it is trained or not."""
+    """The result of screening: every pruning ratio tried, and why it is trained or not."""
 
     accuracy: float = field("Of the unpruned model, on the same samples; higher is better.")
     levels: tuple[Level, ...] = field("The levels, by rounding.")
@@ -343,7 +343,7 @@ def _verdict(
     if share > bound or (chosen and round_to == chosen[1] and share > chosen[0]):
         return LOST
     if share < bound:
-        return GENTLER
+        return SMALLER
     return SLOWER if place in order else NOT_FASTER
 
 

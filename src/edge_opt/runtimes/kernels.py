@@ -60,7 +60,7 @@ class Graph:
         return None
 
     def _nearest(self, start: Any, family: str) -> Any | None:
-        """A fused kernel often carries the name of its last part; the product or convolution stands before that."""
+        """Return the product or convolution before a node: fused kernels are often named after their last part."""
         waiting, seen = deque([(start, 0)]), {start.name}
         while waiting:
             node, steps = waiting.popleft()

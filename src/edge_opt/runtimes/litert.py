@@ -172,7 +172,7 @@ class LiteRt(Runtime):
 
 
 def _quantize(request: ConversionRequest, source: BuiltModel) -> None:
-    """static: ranges from calibration; dynamic: of each input; weights: computed in float."""
+    """Quantize the file by its scheme: ranges from calibration, of each input, or weights computed in float."""
     package, recipes = _part("ai_edge_quantizer"), _part("ai_edge_quantizer.recipe")
     with quiet(), translated("LiteRT could not quantize the model"):
         quantizer = package.quantizer.Quantizer(str(source.path))

@@ -53,7 +53,7 @@ class TorchRunner(ClosingRunner):
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """This many threads inside, the caller's number outside."""
+        """Set the number of threads inside, and restore the caller's number."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
@@ -106,7 +106,7 @@ class Torch(Runtime):
         return BuiltModel(request.path, (), model=request.call.flat(dtype, model).eval())
 
     def inspect(self, built: BuiltModel, runner: Any, request: ConversionRequest, batch: Tensors) -> Inspection:
-        """Eager kernels run in the type of their weights."""
+        """Return the precision of each layer: eager kernels run in the type of their weights."""
         assert built.model is not None
         layers = tuple(
             LayerPrecision(path.removeprefix("model").removeprefix("."), type(module).__name__, kinds.pop())

@@ -93,12 +93,12 @@ def _metric(trials: Sequence[Trial]) -> str:
 def recommend(trials: Sequence[Trial], finals: Finals | None = None) -> tuple[str | None, str]:
     """Return the key of the candidate to ship, or None, and the sentence that says why.
 
-    The rule: of the accepted candidates that are not shown to be less accurate than the most accurate one, sample by
-    sample, the fastest; of those that are not shown to be slower, the smaller, then the faster.
+    The rule: of the accepted candidates that are not significantly less accurate than the best (paired by sample), the
+    fastest; of those that are not significantly slower, the smallest, then the fastest.
 
     Args:
-        trials: What became of the candidates.
-        finals: Their last comparison. With it only finalists are chosen from, for only their times are comparable.
+        trials: All candidates with their results.
+        finals: Their last comparison. With it, only finalists can win, because only their times are comparable.
     """
     ran = [(trial, trial.metrics) for trial in trials if trial.metrics is not None and trial.status == "done"]
     accepted = [(trial, metrics) for trial, metrics in ran if trial.is_accepted]
@@ -119,13 +119,13 @@ Ran = tuple[Trial, TrialMetrics]
 
 
 def not_worse(accepted: Sequence[Ran]) -> tuple[Ran, list[Ran]]:
-    """The most accurate candidate, and those that are not shown to be less accurate than it, itself among them."""
+    """Return the most accurate candidate, and all that are not significantly less accurate, itself included."""
     top = max(accepted, key=lambda pair: pair[1].comparable_score)
     return top, [pair for pair in accepted if pair is top or not _is_worse(pair[1], top[1])]
 
 
 def _is_worse(metrics: TrialMetrics, best: TrialMetrics) -> bool:
-    """Return whether a score is shown to be worse: all of the difference's interval lies on the wrong side."""
+    """Return whether a score is significantly worse: the whole interval of the difference is on that side."""
     gap = difference(metrics, best)
     return gap.high < 0 if metrics.metric_direction == "higher" else gap.low > 0
 
@@ -178,7 +178,7 @@ def _surety(metrics: TrialMetrics, best: TrialMetrics) -> str:
 
 
 def _distance(broken: Sequence[Violation]) -> float:
-    """How far a candidate is from being accepted: the shares by which it is beyond its limits; unknown is farthest."""
+    """Return how far a candidate exceeds its limits, as a sum of shares; infinite for an unknown value."""
     return sum(math.inf if item.excess is None else item.excess / (abs(item.limit) or 1.0) for item in broken)
 
 
@@ -254,7 +254,7 @@ def is_parent(one: Candidate, other: Candidate) -> bool:
 def reject_slower_than_unpruned(trials: Sequence[Trial], finals: Finals | None = None) -> tuple[Trial, ...]:
     """Return the trials; pruned ones that are not faster than unpruned in their precision and runtime are rejected.
 
-    In the finals the times themselves decide, for they were taken in turns; nothing is said of who was not there.
+    Times of the finals decide, because they were interleaved; candidates outside the finals are not judged by them.
     Without finals, times that nothing disturbed must be apart by their intervals. Where only pruned variants are tried,
     there is nothing to offer instead.
 
@@ -303,7 +303,7 @@ def factor(slow: Sequence[float], fast: Sequence[float]) -> SpeedupRatio:
 
 
 def speedup_of(finals: Finals, baseline: Candidate, winner: Candidate) -> Speedup | None:
-    """Return the winner against the baseline, and what its runtime, its precision and pruning bought of that."""
+    """Return the winner's speedup over the baseline, and the parts of runtime, precision and pruning."""
     first, last = finals.of(baseline), finals.of(winner)
     if first is None or last is None:
         return None

@@ -116,7 +116,7 @@ class Space(Record):
         )
 
     def sample(self, count: int, seed: int) -> tuple[Candidate, ...]:
-        """Different candidates drawn at random, in the order of enumeration.
+        """Return different candidates drawn at random, in the order of enumeration.
 
         Args:
             count: How many; all of them where there are no more.

@@ -239,7 +239,7 @@ def _built(config: Any, dtype: torch.dtype) -> nn.Module:
 
 @contextlib.contextmanager
 def _without_initialization() -> Iterator[None]:
-    """Random numbers for tensors without data take seconds; older versions keep the helper elsewhere."""
+    """Skip the initialization of weights, which takes seconds; older versions have the helper elsewhere."""
     for module in ("transformers.initialization", "transformers.modeling_utils"):
         try:
             helper = getattr(importlib.import_module(module), "no_init_weights", None)
@@ -253,7 +253,7 @@ def _without_initialization() -> Iterator[None]:
 
 
 def _refuse_encoder(config: Any) -> None:
-    """BERT and its kin fill gaps; nothing in them writes one token after another."""
+    """Refuse encoders such as BERT: they do not generate one token after another."""
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
         return
     is_encoder = _is_one_of("MASKED_LM", config)

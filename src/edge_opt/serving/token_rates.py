@@ -84,8 +84,8 @@ PREFILL_SPREAD = 2.0
 class ReadRate:
     """Bytes per second that decoding is taken to stream, where that comes from, and how far off it may be.
 
-    Nine times in ten it is between a `spread`-th of it and `above` times as much. `is_lower_bound`: the engine that
-    runs the model has no figure of its own, and another's stands in.
+    The 90 % interval is from a `spread`-th of it to `above` times as much. `is_lower_bound`: the engine that runs the
+    model has no figure of its own, and another's is used.
     """
 
     bytes_per_s: float

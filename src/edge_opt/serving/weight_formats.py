@@ -114,7 +114,7 @@ def _plain(name: str, type_name: str, computes_in: Literal["float32", "float16",
 
 
 def _grouped(name: str, bits: int, group: int, runtime: ServingRuntime, beside: int, is_whole: bool) -> WeightFormat:
-    """Weights of `bits` in groups that share `beside` bits of scale and zero; `is_whole`: embedding and head too."""
+    """Return a format whose groups share `beside` bits of scale and zero; `is_whole`: embedding and head included."""
     base = BlockType(name, group, (bits * group + beside) / 8)
     half = BLOCK_TYPES["F16"]
     outer = base if is_whole else half

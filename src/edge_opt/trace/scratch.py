@@ -204,7 +204,7 @@ def _dropout(outputs: list[torch.Tensor], x: torch.Tensor, p: float, train: bool
 
 @_rule(aten.linear.default)
 def _linear(outputs: list[torch.Tensor], x: torch.Tensor, *_: Any) -> int:
-    # Rows that cannot be seen as one matrix are copied first; torch spares itself the copy only with frozen weights.
+    # Rows that cannot be seen as one matrix are copied first; torch avoids the copy only with frozen weights.
     steps = [(size, step) for size, step in zip(x.shape[:-1], x.stride(), strict=False) if size != 1]
     is_matrix = all(outer == size * inner for (_, outer), (size, inner) in pairwise(steps))
     return 0 if is_matrix else _nbytes(x)

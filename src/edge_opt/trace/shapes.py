@@ -80,7 +80,7 @@ def _same_layout(x: torch.Tensor) -> tuple[Spec, ...] | None:
 
 
 def _as_laid_out(x: torch.Tensor) -> tuple[Spec, ...] | None:
-    """Of a transposed or sliced input: elementwise kernels keep the order of its strides, and leave no gaps."""
+    """Return the result of an elementwise kernel, which keeps the order of its input's strides and leaves no gaps."""
     if not x.is_floating_point():
         return None
     return ((tuple(x.shape), torch.empty_like(x, device="meta").stride(), x.dtype),)

@@ -416,7 +416,7 @@ class _Step:
         self._states: dict[int, torch.Tensor] = {}
 
     def run(self) -> tuple[StorageInfo, ...]:
-        """Forward and backward, once more with gradients there if asked, then the optimizer twice."""
+        """Trace forward and backward, a second time if gradients accumulate, then the optimizer twice."""
         tape, lifetimes = self.tape, self.tape.lifetimes
         for parameter in self.parameters:
             lifetimes.register(parameter, "parameter")
@@ -563,7 +563,7 @@ class _Step:
         ]
 
     def _numbers(self, tensors: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor]:
-        """Storages by number, with the parameter they belong to."""
+        """Return the parameter of each storage, by the number of the storage."""
         known = self.tape.lifetimes.numbers
         numbers = ((known.get(storage_of(tensor)._cdata), parameter) for tensor, parameter in tensors)
         return {number: parameter for number, parameter in numbers if number is not None}

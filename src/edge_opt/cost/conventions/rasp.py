@@ -262,7 +262,7 @@ def _main_dtype(module: CountedModule) -> str | None:
 
 
 def _has_row(module: CountedModule) -> bool:
-    """Whether rasp's table has a row: leaves, and modules that compute MACs or read parameters themselves."""
+    """Return whether rasp's table has a row: leaves, and modules that compute MACs or read parameters themselves."""
     return module.call.is_leaf or module.reads_parameters or any(op.macs for op in module.ops)
 
 
