@@ -106,7 +106,7 @@ def test_layers_add_up_to_the_whole_and_bear_their_names() -> None:
     assert {"conv1", "conv2", "classifier"} <= {layer.path for layer in found.layers}
     assert found.low < found.seconds < found.high
     assert found.high / found.seconds == pytest.approx(found.seconds / found.low)
-    assert any("only the whole" in remark for remark in found.remarks)
+    assert any("only whole models" in remark for remark in found.remarks)
 
 
 def test_a_faster_board_takes_less_and_more_threads_take_less() -> None:

@@ -187,7 +187,7 @@ def test_the_terminal_states_target_interval_bound_energy_and_remarks(predicted:
     assert "a proxy, not measured: 6 W (load; vendor: Raspberry Pi documentation" in text
     assert "a model, not measured: operations by Horowitz" in text
     assert "platform raspberry-pi-4/cpu-4/ncnn/fp32: fitted to 23 published times" in text
-    assert "only the whole could be checked" in text
+    assert "only whole models could be checked" in text
     roof = " ".join(render(eo.profile(SmallCNN(), SHAPE, target="intel-n100"), is_verbose=True).split())
     assert "an uncalibrated estimate" in roof
     assert "uncalibrated: a roofline with usual efficiencies" in roof
