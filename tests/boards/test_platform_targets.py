@@ -38,7 +38,7 @@ def test_the_best_known_platform_answers_and_is_named(profile: ModelProfile) -> 
         "23 published times",
         "ncnn of 2023",
         "4 threads",
-        "10.2% off",
+        "median error 10.2%",
         "BSD",
     ):
         assert part in found.remarks[0]
