@@ -125,5 +125,5 @@ class _FormerModules:
         return spec_of_former_module(fullname)
 
 
-# Last in the list, it is asked only for modules that nobody else has found.
+# Last in the list, it is asked only for modules that no other finder knows.
 sys.meta_path.append(_FormerModules())

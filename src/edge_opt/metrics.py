@@ -97,7 +97,7 @@ def collect_metrics(
             except for int8.
         latency_multiplier: Latencies are multiplied by this, for a slower or faster device; 1 leaves them as measured.
         benchmark_repeats: Forwards that are timed together as one trial; 5, as published.
-        benchmark_trials: Trials, of which latencies are the statistics; 3, as published.
+        benchmark_trials: Trials whose latencies give the statistics; 3, as published.
         benchmark_warmup: Forwards before them that are not timed, as the first ones are slow; 3, as published.
         clock: Returns the time in seconds.
 

@@ -43,7 +43,7 @@ def profile(
         mode: "eval" for inference, or "train" for the forward of training.
         convention: "edge_opt", or fvcore, thop, ptflops, torch or rasp: MACs and FLOPs are what that tool would print.
         name: Name of the model in tables; its class unless given.
-        measure: Run it, too: True, or the options of `edge_opt.measure`. The result stands in `measurement`.
+        measure: Also run the model: True, or the options of `edge_opt.measure`. The result is in `measurement`.
         target: A device of the catalogue, its file or `DeviceSpec`, a platform or its file, "host", a calibration or
             its file, or a list of these. What the model would take there stands in `predictions`.
         precision: Type of the numbers on the target.

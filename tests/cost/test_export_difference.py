@@ -65,7 +65,7 @@ def test_what_no_input_reaches_is_worked_out_when_exported(tmp_path: Path) -> No
     nodes = [named("/Add", "Add", "x p", "y")]
     found = reconciled(Grid(), (2, 5, 8), tmp_path / "m.onnx", nodes, {"p": (5, 8)})
     assert [(one.cause, one.difference, one.layers) for one in found.causes] == [
-        ("worked out when exported, for no input reaches it", -(2 * 5 * 4 * 8 + 5 * 8), ("project",))
+        ("computed when exported: no input reaches it", -(2 * 5 * 4 * 8 + 5 * 8), ("project",))
     ]
 
 

@@ -202,7 +202,7 @@ def share_of_peak(spec: DeviceSpec, threads: int, cores: int) -> float:
 
 
 def _gain(roof: EngineLimits) -> float:
-    """Return how much faster than the wider peak an engine may be at a precision whose own peak nobody has said."""
+    """Return how much faster than the wider peak an engine may be at a precision whose own peak is not published."""
     if roof.peak is None or roof.precision == "int4":  # weights of four bits are widened in any case
         return 1.0
     return ITEMSIZE[roof.computes_in] / ITEMSIZE[roof.precision]
@@ -356,7 +356,7 @@ def _with_energies(
     Args:
         prediction: Times of the model and its layers.
         items: Passes of the model at the prediction's precision.
-        spec: The device; None for a calibrated machine, whose power nobody has said.
+        spec: The device; None for a calibrated machine, whose power is not known.
         is_lower_bound: Whether some operators have no cost rule.
     """
     power = None if spec is None else working_power(spec)

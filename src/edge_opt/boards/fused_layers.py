@@ -187,7 +187,7 @@ def _continues(profile: ModelProfile, tail: OpCall, call: OpCall, result: int, r
     is_fusible = kind == "activation" or (kind == "norm" and _has_running_statistics(signature))
     if not is_fusible or result not in call.reads:
         return False
-    if _result(call) == result:  # in place: whoever reads the storage afterwards reads the new values
+    if _result(call) == result:  # in place: later reads of the storage return the new values
         return True
     is_kept = profile.trace.storages[result].died is None
     return not is_kept and [index for index in readers if index > tail.index] == [call.index]

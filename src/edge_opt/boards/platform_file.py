@@ -36,7 +36,7 @@ class PlatformFamily:
 
     `prior` is what is likely before any time is known, its `seen` the families of nets that have a class; `same_core`
     the covariance of costs between boards that have one core; `conventions` how layers are run. `spread` is that of
-    fitted platforms, `typed_spread` that of boards of which only a few times are known.
+    fitted platforms, `typed_spread` that of boards with only a few known times.
     """
 
     name: str

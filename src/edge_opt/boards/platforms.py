@@ -66,7 +66,7 @@ class KnownPlatform(Record):
     )
     device: str = field("Name of the device.")
     engine: str = field("Who computes.")
-    runtime: str | None = field("What runs the model; None where nobody says, as with a roofline.")
+    runtime: str | None = field("Runtime of the model; None if not known, as with a roofline.")
     day: str | None = field("Date of the runtime, as precise as known; None where there is none.")
     precision: str | None = field("Type of the numbers; None where there is no time in any.")
     threads: int | None = field("Of the runtime; None where they are not known.")
@@ -169,7 +169,7 @@ def fitted_time(work: ModelWork, platform: Platform) -> FittedTime:
     by_module: dict[int, Vector] = {module: np.zeros(len(CLASSES)) for module in sorted({w.module for w in work.works})}
     for item, seconds in zip(work.works, by_layer, strict=True):
         by_module[item.module] += seconds
-    # Weights of recurrent layers are read again in every step, and nobody has published a time of such a net.
+    # Weights of recurrent layers are read again in every step, and no time of such a model is published.
     recurrent = float(by_layer[[item.is_recurrent for item in work.works]].sum() / by_layer.sum())
     width, outside = _interval(work, platform, quantities.sum(axis=0), recurrent >= OUTSIDE_SHARE)
     return FittedTime(math.fsum(float(row.sum()) for row in by_module.values()), width, by_module, outside)

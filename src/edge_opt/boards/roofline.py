@@ -117,7 +117,7 @@ _WIDER: dict[Precision, tuple[Precision, ...]] = {
 class EngineLimits:
     """The figures of one engine at one precision, and how long a pass takes under them.
 
-    With `may_widen`, a precision whose peak nobody has said computes at the next wider one's, `computes_in`: numbers
+    With `may_widen`, a precision without a published peak computes at the next wider one's, `computes_in`: numbers
     can always be widened, so that is the least the engine reaches.
     """
 

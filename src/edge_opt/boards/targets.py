@@ -116,7 +116,7 @@ def resolve_target(
 def named_target(target: Target) -> DeviceSpec | Platform | Calibration:
     """Return what a target names: a calibrated machine, a platform, else a device.
 
-    A device that is not in the catalogue, but of which times are published, is one without figures. A file is parsed
+    A device that is not in the catalog but has published times is a device without figures. A file is parsed
     once; its contents say what it is.
     """
     if isinstance(target, ResolvedTarget):
@@ -155,7 +155,7 @@ def find_spec(target: Target) -> DeviceSpec:
 
 
 def shipped_platforms(name: str) -> tuple[Platform, ...]:
-    """Return the shipped platforms of a device, the best known first; none where nobody published its times.
+    """Return the shipped platforms of a device, the most accurate first; empty if no times are published.
 
     Args:
         name: The device's name, or a platform's full name: then it is the only one.
@@ -206,7 +206,7 @@ def best_known(platforms: Sequence[Platform]) -> tuple[Platform, ...]:
 
     Then the runtime whose held-out error is the lowest with any number of threads. Of that runtime all the big cores
     come first, as people run it, then most threads, then little cores. Errors do not choose the threads: one thread is
-    always predicted best, and nobody who asks for a board means a quarter of it.
+    always predicted best, and a user who names a board means all of it.
     """
 
     def knowledge(platform: Platform) -> float:
@@ -272,7 +272,7 @@ def _device_of(platform: Platform) -> DeviceSpec:
 
 
 def _without_figures(platform: Platform) -> DeviceSpec:
-    """Return a device of which nothing but times is known."""
+    """Return a device with published times only."""
     return DeviceSpec(
         name=platform.device, title=platform.title, engine=platform.engine, aliases=(), cores=None, clock_hz=None,
         ram_bytes=(), flash_bytes=None, bandwidths=(), bandwidth_unknown="only times of whole models are known of it",

@@ -140,7 +140,7 @@ def _hint(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
     if metric.is_measured:
         return "profile with measure=True, or --measure"
     if metric.is_trained:
-        return "check the model itself, for a saved profile does not know its training step"
+        return "check the model itself: a saved profile has no training step"
     if not metric.is_predicted:
         return "profile the model again"
     prediction = profile.prediction

@@ -250,7 +250,7 @@ class ReferenceMeasurement:
     operators_s: tuple[float, ...]
 
     def __or__(self, other: ReferenceMeasurement) -> ReferenceMeasurement:
-        """Return the least of two visits: what the machine does when nobody is in the way."""
+        """Return the smaller of two times: the time of the undisturbed machine."""
         operators_s = tuple(map(min, self.operators_s, other.operators_s))
         runs = (self.run, other.run)
         run = replace(

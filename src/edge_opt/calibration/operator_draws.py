@@ -92,7 +92,7 @@ class SignatureRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         result = func(*args, **kwargs)
-        # A backward returns None for gradients that nobody asked for.
+        # A backward returns None for gradients that were not requested.
         outputs = [item for item in (result if isinstance(result, (tuple, list)) else [result]) if item is not None]
         self.signatures.append(signature_of(func, args, kwargs, outputs, func.is_view, 0))
         self.last = DrawnOperator(self.signatures[-1], func, args, kwargs)

@@ -408,7 +408,7 @@ def predict(profile: ModelProfile, calibration: Calibration, precision: Precisio
     Args:
         profile: The model and its inputs.
         calibration: The machine.
-        precision: Only fp32, for a calibration has no operator times at others.
+        precision: Only fp32: a calibration has no operator times at other precisions.
     """
     if precision != "fp32":
         raise InvalidInput(

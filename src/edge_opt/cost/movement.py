@@ -227,7 +227,7 @@ def largest(out: Any, x: TensorInfo, k: int, dim: int = -1, *_: Any, **__: Any) 
 
 @cost_rule(aten.kthvalue, aten.median, aten.nanmedian, kind="sorting")
 def selected(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Quickselect: 2 (1 + ln 2) = 3.39 comparisons for each element on average, for the middle one."""
+    """Quickselect of the median: on average 2 (1 + ln 2) = 3.39 comparisons for each element."""
     return Work(other_ops=ceil(3.39 * x.elements))
 
 

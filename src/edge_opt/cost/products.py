@@ -83,7 +83,7 @@ def any_convolution(
     aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten._int_mm, aten._sparse_mm, aten.smm, aten.hspmm, kind="matmul",
 )  # fmt: skip
 def product(out: TensorInfo, x: TensorInfo, y: TensorInfo, *_: Any, **__: Any) -> Work | None:
-    """One MAC per output and inner element; of a sparse operand, for each stored element and column of the other."""
+    """One MAC per output and inner element; with a sparse operand, per stored element and column of the other."""
     return any_product(out, x, y)
 
 

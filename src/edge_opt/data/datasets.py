@@ -137,7 +137,7 @@ def read_idx(path: Path, dimensions: int) -> tuple[Bytes, str]:
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content
-    except OSError as error:  # gzip.BadGzipFile is one, too
+    except OSError as error:  # includes gzip.BadGzipFile
         raise DataNotFound(f"{path} cannot be read: {error}; get the file again") from error
     except (EOFError, zlib.error) as error:
         raise DataNotFound(f"{path} is damaged or cut short ({error}); get the file again") from error

@@ -1,4 +1,4 @@
-"""Profiles that runtimes write, mapped onto the modules of a model: measured time, by whoever measured it."""
+"""Map profiles that runtimes write onto the modules of a model."""
 
 from __future__ import annotations
 

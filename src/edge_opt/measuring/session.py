@@ -189,11 +189,11 @@ def measure(
         max_time_s: Most seconds to measure; five times the least unless given.
         target_precision: Stop when the median is known to ± this share of itself.
         threads: Threads that torch uses; its own number unless given.
-        layers: Whether to time each layer, too.
+        layers: Whether to time each layer.
         memory: Whether to record the allocator in one more forward.
         energy: Name of a meter, "auto" for the first that works, or None for no energy.
         power_watts: Draw of the device in watts, for a proxy where no meter can be used.
-        subtract_idle: Whether to measure the power at rest, too, and take it off.
+        subtract_idle: Whether to measure the idle power and subtract it.
         mode: "eval" for inference; "train" runs the forward of training, and on the CPU a backward (`.training`).
         profile: The profile of the model, if there is one; the model is then not traced again.
         progress: Called with the share that is done and a word on it.

@@ -201,7 +201,7 @@ _MAIN = frozenset("Conv ConvTranspose Gemm MatMul LSTM GRU RNN QLinearConv QLine
 def _class_path(kind: str) -> str:
     """Return the path of a class with a name that Python allows: a file may say anything.
 
-    A class of which the file does not say where it is from is not torch's, so it is shown as one of this package.
+    A class without a module in the file is not torch's, so it is shown as one of this package.
     """
     defined_in, _, name = kind.rpartition(".")
     return f"{defined_in or __package__}.{identifier(name)}"

@@ -292,7 +292,7 @@ def one_hot(call: NodeCall, index: torch.Tensor, on: torch.Tensor, off: torch.Te
     return torch.where(index.unsqueeze(axis) == classes.reshape(shape), on, off)
 
 
-# Operators of their own, for what torch has no word for on the meta device: integers that grow in a product, bytes
+# Own operators for work that torch does not have on the meta device: integers that grow in a product, bytes
 # made from floats and back. Each is one operator of a trace, with a rule below.
 _library = torch.library.Library("onnx_file", "DEF")  # type: ignore[no-untyped-call]
 

@@ -326,7 +326,7 @@ def _pooled(call: NodeCall, kind: str, x: torch.Tensor) -> Any:
     if (kind, count) not in _POOLS:
         raise call.error(f"its input {tuple(x.shape)} has {count} dimensions to pool")
     if kind.startswith("Global"):
-        # Averages of integers are taken by a window over the whole, which torch has for them, too.
+        # Averages of integers use a window over the whole, which torch also supports for integers.
         if x.is_floating_point() or kind == "GlobalMaxPool":
             return _POOLS[kind, count](x, 1)
         return _POOLS["AveragePool", count](x, list(x.shape[2:]))

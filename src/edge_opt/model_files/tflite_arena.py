@@ -2,7 +2,7 @@
 
 The planner of the interpreter goes through the tensors from large to small and gives each the smallest gap that it
 fits between those that live at the same time (Pisarchyk and Lee, 2020, "greedy by size"). Inputs and results live
-from the first operator to the last. Some operators write over their input where nobody else reads it.
+from the first operator to the last. Some operators write over their input if nothing else reads it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _lives(
             first.setdefault(name, number)
         for name in node.inputs:
             last[shared.get(name, name)] = number
-    # What nobody reads is never given back, as inputs and results are not.
+    # Tensors that nothing reads are never released; neither are inputs and results.
     for name in (*inputs, *outputs):
         last[shared.get(name, name)] = _FOREVER
     return [

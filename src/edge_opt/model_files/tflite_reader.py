@@ -298,7 +298,7 @@ class _TfliteReader:
         constants: dict[str, FileTensor] = {}
         values: dict[str, FileValue] = {}
         for tensor in tensors:
-            # What is read and made by nobody is a state that is kept between runs.
+            # A tensor that is read but that no operator writes is a state kept between runs.
             is_made = tensor.name in written or tensor.name in inputs
             is_state = tensor.data is None and tensor.name in read and not is_made
             if tensor.data is not None or is_state:

@@ -132,7 +132,7 @@ class BlockMapping(NamedTuple):
 def _correct_flattened(graph: Any) -> None:
     """Give flattened images the block that their height and width make.
 
-    The graph guesses it from the next layer's inputs, which are those of others, too, where features are concatenated.
+    The graph guesses it from the next layer's inputs, which include other layers' where features are concatenated.
     """
     for node in graph.module2node.values():
         sizes: Any = getattr(node.grad_fn, "_saved_self_sym_sizes", getattr(node.grad_fn, "_saved_self_sizes", ()))

@@ -217,7 +217,7 @@ def askable_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def owners_of(model: nn.Module, channel_map: ChannelMap) -> dict[str, np.ndarray]:
-    """Return, for each layer that can be asked for, the unit of each of its output channels, or of its heads."""
+    """Return the unit of each output channel, or head, of each layer that can be named."""
     owners = {}
     for path, module in askable_layers(model).items():
         if isinstance(module, nn.MultiheadAttention):
@@ -229,7 +229,7 @@ def owners_of(model: nn.Module, channel_map: ChannelMap) -> dict[str, np.ndarray
 
 
 def check_prunable(plan: PruningPlan) -> None:
-    """Refuse a model of which no channel can go."""
+    """Refuse a model without a channel that can be removed."""
     groups = plan.channel_map.groups
     if all(group.refused for group in groups):
         reasons = "; ".join(dict.fromkeys(str(group.refused) for group in groups)) or "it has no layers"

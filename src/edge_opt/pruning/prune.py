@@ -262,7 +262,7 @@ def _is_reached(request: PruneRequest, achieved: PruneResult) -> bool:
 
 
 def _check_faster(request: PruneRequest, achieved: PruneResult) -> None:
-    """Refuse to hand over, for a target of latency, what takes as long as the original or longer."""
+    """Refuse a model for a latency target if it takes as long as the original or longer."""
     ratio = achieved.latency_ratio
     is_whole = achieved.channels == achieved.channels_before
     if ratio is None or ratio < 1 or (is_whole and _is_reached(request, achieved)):

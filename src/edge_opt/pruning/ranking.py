@@ -90,7 +90,7 @@ def _loss_changes(
 ) -> list[np.ndarray]:
     """Return the first-order change of the loss without each entry of the weights: weight times gradient.
 
-    Gradients are summed over the batches. The model is a copy, in eval mode, that nobody else uses.
+    Gradients are summed over the batches. The model is a copy in eval mode that nothing else uses.
     """
     with torch.enable_grad():
         for batch in task_of().batches(model, loader):

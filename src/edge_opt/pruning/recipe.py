@@ -91,7 +91,7 @@ def _layer_attributes(model: nn.Module, channel_map: ChannelMap, removed: np.nda
 
 
 def _norm_attributes(model: nn.Module, kept: list[KeptIndices]) -> list[ChangedAttribute]:
-    """Return the sizes of norms that torch-pruning does not know, of which only the weight was followed."""
+    """Return the sizes of norms that torch-pruning does not know: it followed only their weight."""
     changes = []
     for each in kept:
         path = each.tensor.rpartition(".")[0]

@@ -37,7 +37,7 @@ def quantized_weight(weight: torch.Tensor, channel_dim: int, largest: int = 127)
 
 
 def quantized_activation(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Return values rounded to the 256 steps between two bounds, of which 0 is one; what lies outside is cut off."""
+    """Return values rounded to 256 steps between two bounds; 0 is one of the steps, and values outside are clipped."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = (high - low) / 255 or 1.0
     zero = round(-low / scale)

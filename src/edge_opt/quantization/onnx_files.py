@@ -66,7 +66,7 @@ class FloatFile:
     """A float file that quantizers can work on: shapes are known, constants and batch norms folded."""
 
     path: Path = field("The file.")
-    model: Any = field("Its ModelProto with weights, parsed once; whoever changes it takes a copy.")
+    model: Any = field("Its ModelProto with weights, parsed once; copy it before changing it.")
     module_paths: Mapping[str, str] = field(
         "Path of the module of each node, by its name; the preparation drops what the nodes say."
     )
@@ -129,7 +129,7 @@ def collect_ranges(
     """Return the smallest and largest value of every float tensor around an operator that int8 has kernels for.
 
     The first ranges are of all batches, the second of those that are not held out. ONNX Runtime's own
-    `MinMaxCalibrater` takes -inf, which masks hold, for the low end of a range. Here only finite values count, and
+    `MinMaxCalibrater` takes -inf, which masks contain, as the low end of a range. Here only finite values count, and
     batches that are held out are told apart in one run.
     """
     values = _observed_values(source, names, [*batches, *held_out])
@@ -376,7 +376,7 @@ def quantize_dynamic(source: FloatFile, target: Path, keep_float: tuple[str, ...
     with quiet(), translated("ONNX Runtime could not quantize the model"):
         _with_or_without_shapes(source, quantize)
         model = onnx.load(str(target))
-        # Shapes of inner tensors are those of the float file; whoever needs them infers them.
+        # Shapes of inner tensors are those of the float file; they are inferred again when needed.
         del model.graph.value_info[:]
         write_labelled(model, target, source, kept)
 

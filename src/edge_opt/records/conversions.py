@@ -79,7 +79,7 @@ class UnseenAgreement(Record):
     source: str = field("The same in words, with their number.")
     samples: int = field("How many they are.")
     difference: float = field("Mean difference over mean output, of the output that differs most.")
-    error: float = field("Standard error of the difference, a share of the mean output, too: they are a few of many.")
+    error: float = field("Standard error of the difference over the samples, as a share of the mean output.")
     output: int = field("Number of that output.")
     flips: float | None = field("Share of samples with a clear top-1 that change it; None: there are none.")
     worst_sample: float | None = field("As that of `BatchAgreement`.")
@@ -105,7 +105,7 @@ class Agreement(Shown):
     def relative_difference(self) -> float | None:
         """Mean difference over mean output, where it is largest: of all that the bound is held to.
 
-        That is every output, at every batch size, on unseen inputs, too. None where nothing could be compared.
+        That is every output, at every batch size, and on unseen inputs. None where nothing could be compared.
         """
         differences = [*(entry.difference for entry in self.by_batch), *(entry.difference for entry in self.unseen)]
         return max((difference for difference in differences if difference is not None), default=None)

@@ -94,7 +94,7 @@ class DeviceSpec(Shown):
         )
 
     def bandwidth(self, method: str, engine: str | None = None) -> Figure | None:
-        """Return bytes per second by one method; None where nobody has said.
+        """Return bytes per second by one method; None if not published.
 
         Args:
             method: "datasheet" or "quoted"; with an engine, a measurement such as "memcpy".

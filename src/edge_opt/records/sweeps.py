@@ -471,7 +471,7 @@ def frontier(points: Sequence[Point]) -> tuple[int, ...]:
     """
     known = [index for index, point in enumerate(points) if not any(math.isnan(x) for span in point for x in span)]
     kept: list[int] = []
-    # Whoever dominates has values that come earlier in this order, and dominance is transitive: what is kept suffices.
+    # A dominating point comes earlier in this order, and dominance is transitive: comparing with kept points suffices.
     for index in sorted(known, key=lambda index: [span.value for span in points[index]]):
         if not any(dominates(points[other], points[index]) for other in kept):
             kept.append(index)

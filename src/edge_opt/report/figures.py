@@ -131,7 +131,7 @@ def timeline(profile: ModelProfile, most: int = _MOST_STEPS) -> dict[str, Any]:
 
 
 def predictions_and_measurement(profile: ModelProfile) -> list[dict[str, Any]]:
-    """Return each prediction beside the measurement, for the whole model and every layer of which both are known."""
+    """Return each prediction beside the measurement, for the whole model and every layer that has both."""
     if profile.measurement is None:
         return []
     layers = profile.measurement.layers
@@ -212,7 +212,7 @@ def frontiers(result: SweepResult) -> dict[str, list[int]]:
     ranked = "deploy_latency_ms" if is_deployed else "latency_ms"
     kept = {}
     for first, second in combinations(axes_of(result), 2):
-        # A row that nobody knows a figure of has no place on its axis.
+        # A row without a known value has no position on the axis.
         places = [it for it in accepted.values() if None not in (rows[it][first.name], rows[it][second.name])]
         on_frontier: list[int] = []
         if first.name == "accuracy" and second.name in (ranked, "energy_j"):

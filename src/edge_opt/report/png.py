@@ -100,7 +100,7 @@ _SWEEP = {
 def write_sweep_plots(result: SweepResult, folder: str | os.PathLike[str]) -> list[Path]:
     """Write accuracy against latency, energy and memory, and return the paths.
 
-    A sweep of which nothing ran has pictures too; they say so in words.
+    If nothing ran, the pictures say so.
     """
     named = {name.replace("accuracy", result.metric): column for name, column in _SWEEP.items()}
     charts = {name: _cloud(result, BY_NAME[column]) for name, column in named.items()}

@@ -48,7 +48,7 @@ class Run:
 
     @property
     def machine(self) -> str | None:
-        """The processor it was measured on; None where nothing was, or nobody wrote it down."""
+        """The processor it was measured on; None if nothing was measured or it is not recorded."""
         if self.profile is not None and self.profile.measurement is not None:
             return self.profile.measurement.environment.cpu
         machine = (self.reproducibility or {}).get("machine")

@@ -148,7 +148,7 @@ def fits_in_words(report: ServingReport) -> str:
     """Return whether it fits, in which sizes of RAM, or what is missing; then how long and how many would."""
     memory = report.memory
     if memory.fits is None:
-        return "not known, for the target's RAM is not"
+        return "not known: the target's RAM is not known"
     enough, sizes = memory.fitting_ram_bytes, ", ".join(map(units.size, memory.ram_bytes))
     if memory.fits:
         verdict = f"yes, in {sizes}"
@@ -166,7 +166,7 @@ def fits_in_words(report: ServingReport) -> str:
 def _prompt(report: ServingReport) -> str:
     prefill = report.prefill
     if prefill.seconds is None or prefill.low is None or prefill.high is None:
-        return f"{prefill.tokens} tokens; no time, for the target's rate is not known"
+        return f"{prefill.tokens} tokens; no time: the target's rate is not known"
     return (
         f"{prefill.tokens} tokens in {units.duration(prefill.seconds)} ({units.duration(prefill.low)} to "
         f"{units.duration(prefill.high)}), {_rate(prefill.tokens_per_s)} tokens/s; bound by {prefill.bound}"

@@ -143,7 +143,7 @@ def sheet(
 
 
 def view_of(kind: type) -> View:
-    """Return how a kind of record is shown; one that nobody registered as its fields with their units."""
+    """Return how a kind of record is shown; a kind that is not registered shows its fields with their units."""
     # The sheets register themselves. Imported here, because they are needed only when a record is shown.
     from edge_opt.report import record_sheets
 
@@ -286,7 +286,7 @@ def paper_width() -> int:
 
 
 def sheet_text(shown: Sheet, width: int | None = None, *, color: bool = False) -> str:
-    """Return the sheet for a terminal; without a width, for the one there is, or 100 columns."""
+    """Return the sheet as text; the default width is that of the terminal, else 100 columns."""
     out = io.StringIO()
     console = Console(
         file=out,

@@ -160,7 +160,7 @@ def sweep_dataframe(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) ->
 
     names = list(_row(result, result.baseline, budgets))
     frame = pd.DataFrame(sweep_rows(result, budgets), columns=names)
-    # A column of which nothing is known would be one of objects, which have no mean.
+    # A column without a known value would have the type object, which has no mean.
     numbers = {
         column.name: "Int64" if column.kind in ("count", "number") else "float64"
         for column in TRIAL_COLUMNS
@@ -203,7 +203,7 @@ def ranked(result: SweepResult) -> list[tuple[Trial, str]]:
         score = trial.metrics.comparable_score if trial.metrics else 0.0
         return _ORDER[status_of(trial)], trial.candidate.key not in on_frontier, -score
 
-    # A baseline of the space is one of its trials, too.
+    # A baseline that is part of the space is also one of its trials.
     others = (trial for trial in result.trials if trial.candidate.key != result.baseline.candidate.key)
     return [(result.baseline, "baseline"), *((trial, status_of(trial)) for trial in sorted(others, key=place))]
 

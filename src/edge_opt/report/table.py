@@ -402,7 +402,7 @@ def module_tree(profile: ModelProfile) -> ProfileNode:
     """Return the modules that were called, by path; children stand in the order of their first call.
 
     A module belongs under the path that defines it, also when a module elsewhere calls it: so a row is its own work
-    plus its children's, whoever shares what. Containers that are never called, such as a ModuleList, have no row.
+    plus its children's, also if they are shared. Containers that are never called, such as a ModuleList, have no row.
     """
     calls: dict[str, list[ProfileRow]] = {}
     for row in call_rows(profile):

@@ -46,7 +46,7 @@ Epochs = Annotated[int, Field(le=100_000)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 
 SMALL_CNN = "edge_opt.model:SmallCNN"
-# Levels for what cannot look for its own, where nobody names any.
+# Ratios used if none are named and none can be searched for.
 GRID = (0.0, 0.25, 0.5)
 
 
@@ -73,7 +73,7 @@ def setting(default: Any, scope: Scope, *, sweep: bool = False, group: str = "",
         scope: What depends on it. data: the samples. training: the baseline. candidate: how a variant is made.
             timing: how it is measured. search: which candidates are tried and how the work is done. report: what is
             reported. Keys of `search` and `report` may change between two runs on the same folder.
-        sweep: Whether `edge_opt.sweep` and `edge-opt sweep` have it, too.
+        sweep: Whether `edge_opt.sweep` and `edge-opt sweep` also have it.
         group: The heading in a file that begins with this key.
         description: The text, where it is not written below the key.
     """
@@ -413,7 +413,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
         return mapping
 
 
-# YAML 1.1 takes 1e-3 for text, because it has no point; nobody means that.
+# YAML 1.1 takes 1e-3 for text, because it has no point; here it is a number.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )

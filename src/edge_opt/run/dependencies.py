@@ -200,7 +200,7 @@ def _imports(path: Path) -> tuple[set[Path], set[str]]:
     """Return the project files that a file imports, directly or not, and the names of other packages.
 
     ModuleFinder reads bytecode and runs nothing. Its path holds the folders of the project only, so whatever is
-    installed stays unresolved and counts by version. Our own modules are not followed: they have a version, too.
+    installed stays unresolved and counts by version. Our own modules are not followed: they have a version.
     """
     _parsed(path)
     if Path(__file__).resolve().parents[1] in path.parents:

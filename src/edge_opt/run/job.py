@@ -172,7 +172,7 @@ def _make_variant(source: ModelAndData, splits: Splits, candidate: Candidate, fo
         model = tuned.model.cpu()
     facts: dict[str, Any] = {"remarks": remarks, "level": candidate.pruning, "layers": dict(candidate.layer_pruning)}
     # A folder cannot be replaced atomically. So it is written under another name and renamed: a process that is
-    # killed meanwhile leaves a draft that nobody reads.
+    # killed meanwhile leaves a draft that is never read.
     draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     save_cut(model, spec, draft)
     write_whole(draft / FACTS, json.dumps(facts))

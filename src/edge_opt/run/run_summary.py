@@ -284,7 +284,7 @@ def _published_baseline(baseline: Trial, config: RunConfig) -> dict[str, Any]:
 def _published_study(config: RunConfig, result: SweepResult) -> dict[str, Any]:
     """Return the settings that the rows were judged by, how many there are, and the best of those accepted.
 
-    A row is accepted or rejected: one that failed is rejected, too.
+    A row is accepted or rejected; a failed one is rejected.
     """
     accepted = [trial.metrics for trial in result.accepted if trial.metrics is not None]
     best = max(accepted, key=lambda metrics: metrics.comparable_score, default=None)
@@ -336,7 +336,7 @@ def _conversion(trial: Trial) -> dict[str, Any]:
 def reproducibility(
     config: RunConfig, settings: Mapping[str, Any], splits: Splits, command: Sequence[str], model: str
 ) -> dict[str, Any]:
-    """Return everything the result depends on, as JSON holds it; measured times depend on the machine's load, too.
+    """Return everything the result depends on, as JSON holds it; measured times also depend on the machine's load.
 
     `settings` are those that are listed as the configuration: a sweep has fewer than a run.
     """

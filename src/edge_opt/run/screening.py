@@ -97,7 +97,7 @@ class Screening:
 
     accuracy: float = field("Of the unpruned model, on the same samples; higher is better.")
     levels: tuple[Level, ...] = field("The levels, by rounding.")
-    epochs: int = field("Of fine-tuning, for what was chosen.", default=0)
+    epochs: int = field("Epochs of fine-tuning of the chosen ratio.", default=0)
     left_out: tuple[Exclusion, ...] = field(
         "Precisions and runtimes that are not tried with every level, each with the reason.", default=()
     )
@@ -253,7 +253,7 @@ def _first(part: Iterable[Any], samples: int) -> list[Any]:
 
 
 def roundings(round_to: RoundTo) -> tuple[RoundTo, ...]:
-    """Return what widths are rounded to: where kernels decide, also half of that, for which some layers are as fast.
+    """Return the multiples that widths are rounded to; with `auto` also half of it, which is as fast in some layers.
 
     >>> roundings(4)
     (4,)

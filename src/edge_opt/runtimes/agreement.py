@@ -37,7 +37,7 @@ FLIPS_ALLOWED = 0.1
 DROP_ALLOWED = 0.05
 # A single sample may differ by so many times the bound: of int8, by half of the mean output.
 SINGLE_ALLOWED = 2.5
-# A large batch is where runtimes change their kernels. It may cost this many FLOPs, for it is run twice.
+# A large batch is where runtimes change their kernels. It may cost this many FLOPs, because it is run twice.
 _LARGE_BATCH = 512
 # The mean of one sample's outputs says little: calls of fewer samples than this are judged together.
 _SMALL_BATCH = 16
@@ -111,7 +111,7 @@ class ReferenceModel:
         return outputs
 
     def takes(self, batch: Tensors) -> bool:
-        """Return whether the original takes a batch that nobody gave."""
+        """Return whether the original accepts a batch size that the user did not pass."""
         try:
             self.outputs(batch)
         except Exception:  # whatever the model's own code raises

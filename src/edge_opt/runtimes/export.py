@@ -81,7 +81,7 @@ def export_onnx(
 
 
 def export(call: ModelCall, path: Path, dtype: torch.dtype | None = None, model: nn.Module | None = None) -> Exported:
-    """Export into a file that nobody reads yet. With a `dtype`, `model` is a copy of the call's in that type.
+    """Export into a file that is not yet verified. With a `dtype`, `model` is a copy of the call's in that type.
 
     Every attempt has a copy of the model for itself. torch.export is the first way. Where it fails, the older tracer
     is the second, unless values decide over the path through forward: a trace would freeze one of the paths.
@@ -245,7 +245,7 @@ def _translations(build: Callable[..., Any], **options: Any) -> Any:
 
 
 def start_exporter() -> None:
-    """Export the smallest model, for a process that many exports are forked from: what that imports and builds stays.
+    """Export the smallest model in a process that later exports are forked from, so that they find its imports loaded.
 
     An error is left to the export that meets it again.
     """

@@ -37,7 +37,7 @@ class ConversionRequest:
 
     call: ModelCall = field("The model with the arguments of one call.")
     precision: str = field("Type of the numbers.")
-    folder: Path = field("Where files are written; nobody reads them there yet.")
+    folder: Path = field("Folder in which files are written before they are verified.")
     filename: str = field("Name of the file.")
     calibration: list[Tensors] | None = field("Batches to find ranges on; None where none were given.", default=None)
     keep_float: tuple[str, ...] = field("Paths of layers that stay in float.", default=())
@@ -99,7 +99,7 @@ class Runner(Protocol):
     Attributes:
         runtime: Who runs it, such as torch or onnxruntime.
         threads: Threads that it uses.
-        effective_precision: What it runs in; None where nobody has verified it: a runner of a bare file or module.
+        effective_precision: Precision that it runs in; None if not verified: a runner of a bare file or module.
     """
 
     runtime: str
@@ -169,7 +169,7 @@ class Runtime(Protocol):
             source: The file or the module.
             threads: Threads that it uses.
             precision: What it is asked to compute in, where the file leaves that open.
-            effective_precision: What it was verified to run in; None where nobody has.
+            effective_precision: Precision that was verified; None if it was not.
         """
         runner: Runner = self.runner(source, threads, precision, effective_precision)
         return runner
@@ -271,7 +271,7 @@ def in_pieces(inputs: Sequence[Any], shapes: Sequence[Sequence[int]]) -> list[tu
 
 
 def as_arrays(inputs: Sequence[Any], count: int) -> list[Any]:
-    """Return the inputs as numpy arrays, of which there must be so many."""
+    """Return the inputs as numpy arrays, and refuse another number of them."""
     arrays = [torch.as_tensor(value).detach().cpu().contiguous().numpy() for value in inputs]
     if len(arrays) != count:
         raise InvalidInput(f"{len(arrays)} inputs given; the model takes {count}")

@@ -63,7 +63,7 @@ class TorchRunner(ClosingRunner):
 
 
 class CompiledRunner(TorchRunner):
-    """A torch module compiled by torch.compile, for each shape when it first comes."""
+    """A torch module compiled by torch.compile when a shape first occurs."""
 
     runtime = "torch-compile"
 

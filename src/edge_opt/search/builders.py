@@ -277,7 +277,7 @@ class RemoteBuilders:
 def check_scheduler(address: str, insecure: bool) -> None:
     """Refuse an address that is not one, and a connection without encryption unless `insecure` allows it.
 
-    Whoever can connect to a scheduler can run code on its workers and on the machine of the sweep. On a machine with
+    Anyone who can connect to a scheduler can run code on its workers and on the machine of the sweep. On a machine with
     several users that is every user, so a loopback address is no exception.
     """
     parts = urlsplit(address)
@@ -285,7 +285,7 @@ def check_scheduler(address: str, insecure: bool) -> None:
         raise InvalidInput(f"the scheduler is {address!r}; write tls://HOST:PORT")
     if parts.scheme == "tcp" and not insecure:
         raise InvalidInput(
-            f"{address} has no encryption: whoever can connect to it can run code here. Use tls:// with certificates "
+            f"{address} has no encryption: anyone who can connect can run code here. Use tls:// with certificates "
             "in Dask's configuration, or --insecure if you alone can reach it"
         )
 

@@ -141,7 +141,7 @@ def _best(accepted: Sequence[Ran], finals: Finals | None) -> tuple[str, str]:
         return chosen.candidate.key, f"{chosen.candidate.label}: the only accepted candidate ({figures})"
     is_tied = fastest is not chosen
     what = f"as fast as any ({latency}), and the smallest of those," if is_tied else f"the fastest ({latency})"
-    # A higher error is worse, too.
+    # A higher error is also worse.
     worse = "less accurate" if metrics.metric == "accuracy" else f"worse in {metrics.metric}"
     group = f"{len(near)} of {len(accepted)} accepted candidates that are not shown to be {worse} than the best"
     if chosen is top:
@@ -236,7 +236,7 @@ def difference(one: TrialMetrics, other: TrialMetrics) -> PairedDifference:
 
 
 def unpruned_steps(baseline: Candidate, winner: Candidate) -> tuple[Candidate, Candidate]:
-    """Return what lies between: the baseline in the winner's runtime, and that in the winner's precision, too.
+    """Return the steps between: the baseline in the winner's runtime, then also in the winner's precision.
 
     >>> between = unpruned_steps(Candidate(0.0, "fp32", "torch"), Candidate(0.5, "int8", "onnxruntime"))
     >>> [step.label for step in between]
@@ -322,7 +322,7 @@ def speedup_of(finals: Finals, baseline: Candidate, winner: Candidate) -> Speedu
 def retimed(trial: Trial, finals: Finals) -> Trial:
     """Return the trial of a finalist with the times of the finals; any other as it was.
 
-    Where batches of that size were timed alone before, their times give way, too: one size has one time.
+    Times of batches of that size that were measured alone are replaced as well: one size has one time.
     """
     timing = finals.of(trial.candidate)
     if timing is None or trial.metrics is None:

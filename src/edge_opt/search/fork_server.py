@@ -81,7 +81,7 @@ def serve(preload: list[str]) -> None:
             for number in (requests.fileno(), replies, woken, waker):
                 os.close(number)
             _run_child(request, parent)
-        # Both sides call setpgid: whoever runs first wins, and the group exists before anybody may want to kill it.
+        # Both sides call setpgid: the first one wins, and the group exists before anything may kill it.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         _reply(replies, {"pid": pid})

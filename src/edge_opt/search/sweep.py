@@ -309,7 +309,7 @@ def _result(
         baseline=baseline,
         trials=rows,
         constraints=tuple(item.text for item in budgets),
-        # A rejected candidate is not offered, so it is on no frontier and dominates nobody.
+        # A rejected candidate is not offered, so it is on no Pareto front and dominates no other.
         frontiers=frontiers([trial for trial in rows if trial.is_accepted], use_ci=use_ci),
         best=best,
         recommendation=sentence,

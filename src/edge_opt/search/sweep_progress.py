@@ -141,7 +141,7 @@ class SweepProgress:
 
 
 def status(folder: str | Path) -> SweepStatus:
-    """Return how far the sweep in a folder is, who runs it, and the best candidate so far; disturbs nobody."""
+    """Return how far the sweep in a folder is, who runs it, and the best candidate so far, without disturbing it."""
     root = Path(folder)
     with closing(Store.open_readonly(root)) as store:
         plan = store.metadata("plan") or {"name": "", "total": None, "constraints": []}

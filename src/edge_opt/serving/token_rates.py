@@ -34,7 +34,7 @@ WIDE_SPREAD = 1.5
 # What a published run streamed on the device itself, and what is derived from runs on its kin.
 DECODED_SPREAD = 1.25
 DERIVED_SPREAD = 1.5
-# An engine of which the catalogue knows nothing may be of another kind than those that were timed.
+# An engine without figures in the catalog may be of another kind than those that were timed.
 UNKNOWN_SPREAD = 2.0
 # A read that was measured under load leaves the model's own kernels as the only unknown.
 MEASURED_SPREAD = 1.15
@@ -220,7 +220,7 @@ def row_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine) -> ProductRat
     """
     fp32, int8 = spec.peak(engine, "fp32"), spec.peak(engine, "int8")
     if engine == "cpu" and form.is_quantized and fp32 and int8 and not _has_dot_products(spec):
-        return _share_of_peak(ROW_SHARE, "fp32", fp32, ", for there are no dot products of int8")
+        return _share_of_peak(ROW_SHARE, "fp32", fp32, ": there are no int8 dot products")
     if engine == "cpu" and form.is_quantized and fp32 and form.name not in REPACKED:
         # A single row stays in registers, so that block by block costs less than in a product of many.
         return _share_of_peak(MATRIX_SHARE, "fp32", fp32)

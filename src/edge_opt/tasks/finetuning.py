@@ -53,7 +53,7 @@ def finetune(
         loader: Batches of (inputs, labels), or mappings with `labels` among their keys.
         epochs: Passes over the loader.
         learning_rate: Rate of the first step; it falls to zero with every step, also over a single epoch.
-        teacher: A model to learn from, too: its answers are part of the loss.
+        teacher: A model whose outputs are part of the loss (distillation).
         distillation_weight: Share w of the teacher in the loss: (1 - w) times the loss plus w times the divergence of
             classes, or the mean squared distance of numbers.
         temperature: By how much the answers of both are softened before they are compared; above 1 shows small ones.
@@ -147,7 +147,7 @@ class _Lesson:
 class _CosineSchedule:
     """AdamW whose rate falls at every step from the one given to none, along half a cosine over all epochs.
 
-    While nobody knows how many steps an epoch has, in the first one of a loader without a length, the rate stays.
+    In the first epoch of a loader without a length, the number of steps is unknown, and the rate stays.
     """
 
     def __init__(self, model: nn.Module, learning_rate: float, epochs: int, steps: int | None) -> None:

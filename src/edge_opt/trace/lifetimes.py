@@ -100,7 +100,7 @@ def packed_bytes(elements: int, tensor: torch.Tensor) -> int:
 def nbytes_of(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's elements; of the values and indices of a sparse one."""
     if tensor.layout is _STRIDED and tensor.dtype not in _PER_BYTE:
-        return tensor.nbytes  # what the lines below come to, for there may be hundreds of tensors
+        return tensor.nbytes  # the same as below, faster: there may be hundreds of tensors
     parts = sparse_parts(tensor) if is_sparse(tensor) else [tensor]
     return sum(packed_bytes(part.numel(), part) for part in parts)
 

@@ -138,7 +138,7 @@ class ModuleStack:
         return call
 
     def _resumed(self, frame: Frame, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """Return the generator of a forward with `yield`: what it does is its module's work, whoever draws from it."""
+        """Return the generator of a forward with `yield`: its work belongs to its module, whoever iterates over it."""
         sent = None
         while True:
             outer, self.current = self.current, frame
@@ -202,7 +202,7 @@ def _show_original_type(module: nn.Module) -> None:
 
 
 def _shapes_in(value: Any) -> tuple[Shape, ...]:
-    """Return the shape of every tensor in a value; most values are a tensor, for which this is quicker."""
+    """Return the shape of every tensor in a value; faster for a single tensor, the usual case."""
     if value.__class__ is _Tensor:
         return (tuple(value.shape) if not value.is_nested else shape_of(value),)
     return tuple(tensor_shapes(value))

@@ -42,7 +42,7 @@ WHOLE = frozenset(
         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
         "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
         "_upsample_nearest_exact3d bilinear silu_backward mish_backward "
-        # Taken apart under a dispatch mode, these also compute vectors, for a backward pass that never comes.
+        # Taken apart under a dispatch mode, these also compute vectors for a backward pass that does not happen.
         "linalg_eigvals linalg_eigvalsh linalg_svdvals"
     ).split()
 )

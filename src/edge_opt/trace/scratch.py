@@ -149,7 +149,7 @@ def _is_dense(x: torch.Tensor) -> bool:
 
 @_rule(aten.max_pool2d.default, aten.max_pool3d.default)
 def _pooling(outputs: list[torch.Tensor], *_: Any) -> int:
-    # The kernel writes 64-bit indices even when nobody asked for them.
+    # The kernel writes 64-bit indices even if they were not requested.
     return 8 * outputs[0].numel()
 
 

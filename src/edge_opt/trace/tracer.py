@@ -283,7 +283,7 @@ def _forward(traced: TracedModel, arguments: CallArguments, tape: Tape) -> tuple
 
 
 def _finish(result: Any, most: int = 100_000) -> None:
-    """Draw everything from a result that is computed step by step, such as a generator: it is forward's work, too."""
+    """Draw everything from a result that is computed step by step, such as a generator: it is work of forward."""
     if inspect.iscoroutine(result) or inspect.isasyncgen(result):
         if inspect.iscoroutine(result):
             result.close()

@@ -29,7 +29,7 @@ _MOST_POINTS = 600
 
 
 class StepCosts:
-    """Sums over the operators of a traced step, `batches` of which go into one step of the optimizer."""
+    """Sums over the operators of a traced step, with `batches` batches per step of the optimizer."""
 
     def __init__(self, trace: TracedStep, batches: int) -> None:
         self.trace, self.batches = trace, batches
@@ -351,7 +351,7 @@ def _time(step: TrainingStep, prediction: Prediction, target: ResolvedTarget) ->
     update = None if bandwidth is None else step.update.bytes_moved / bandwidth.bytes_per_s
     remarks: tuple[str, ...] = ("the forward is predicted, the backward follows from its work",)
     if update is None:
-        remarks += ("the optimizer's time is left out, for the bandwidth there is unknown",)
+        remarks += ("the optimizer's time is not included: the bandwidth of the target is unknown",)
     whole = forward + backward + (update or 0.0)
     scale = whole / prediction.seconds
     low = None if prediction.low is None else prediction.low * scale / spread

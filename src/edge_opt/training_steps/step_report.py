@@ -55,7 +55,7 @@ def training_step(
     Forward, loss, backward and optimizer run as one trace on tensors without data, in training mode; of a model that
     is in training mode, modules in eval mode (frozen norms) stay so. The step is
     `loss = loss_of(model(inputs)); loss.backward(); optimizer.step()`, after `optimizer.zero_grad()`: outputs are
-    dropped once the loss is there, the loss is held. The model, its gradients and the random numbers are as found.
+    dropped once the loss is there, the loss is held. The model, its gradients and the random state are unchanged.
 
     Args:
         model: The model; parameters that do not require a gradient are frozen, as with LoRA.

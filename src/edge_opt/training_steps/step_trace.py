@@ -40,7 +40,7 @@ _current_node = torch._C._current_autograd_node
 _META = torch.device("meta")
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 _INDEX_PUT, _INDEX_PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
-# References to a sum of gradients that nobody holds but the engine, counted while it hands the sum to this tape: four
+# References to a sum of gradients that only the engine holds, counted while it hands the sum to this tape: four
 # to the tensor (its buffer, the call's arguments and Python's own among them), two to its storage. Torch has no call
 # that tells whether the engine will add in place. When a new torch counts otherwise, no sum is taken for in-place any
 # more, peaks come out too high, and test_the_peak_is_that_of_a_real_step fails: print `holds` in `_adds_in_place` for a
