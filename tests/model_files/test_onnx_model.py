@@ -122,8 +122,8 @@ def test_a_loop_of_thousands_of_iterations_is_counted(tmp_path: Path) -> None:
 def test_a_loop_beyond_the_limit_is_refused_with_its_count(tmp_path: Path) -> None:
     body = _body("i:7 c:9 s", "d:9 t", node("Identity", "c", "d"), node("Relu", "s", "t"))
     path = write(tmp_path / "m.onnx", [node("Loop", "n - x", "y", body=body)], {"x": (2, 4)}, ["y"],
-                 {"n": np.array(30_000)})  # fmt: skip
-    with pytest.raises(TraceFailed, match="it runs 30,000 iterations of 2 nodes, and at most 50,000 nodes"):
+                 {"n": np.array(15_000)})  # fmt: skip
+    with pytest.raises(TraceFailed, match="it runs 15,000 iterations of 2 nodes, and at most 25,000 nodes"):
         profiled(path, (2, 4))
 
 
@@ -133,7 +133,7 @@ def test_loops_in_a_loop_share_one_limit(tmp_path: Path) -> None:
     path = write(tmp_path / "m.onnx", [node("Loop", "n - x", "y", body=outer)], {"x": (2, 4)}, ["y"],
                  {"n": np.array(300)})  # fmt: skip
     # 300 x (2 + 300 x 2) nodes
-    with pytest.raises(TraceFailed, match="the file executes more than 50,000 nodes"):
+    with pytest.raises(TraceFailed, match="the file executes more than 25,000 nodes"):
         profiled(path, (2, 4))
 
 
@@ -158,7 +158,7 @@ def test_functions_that_call_functions_share_one_limit(tmp_path: Path, times: in
         assert profiled(str(path), (2, 4)).totals.flops == 3**5 * 2 * 8
     else:
         # 10 + 100 + ... + 10^5 calls, and two nodes in each of the last
-        with pytest.raises(TraceFailed, match="the file executes more than 50,000 nodes"):
+        with pytest.raises(TraceFailed, match="the file executes more than 25,000 nodes"):
             profiled(str(path), (2, 4))
 
 

@@ -153,10 +153,13 @@ def field(number: int, content: bytes) -> bytes:
 @pytest.mark.parametrize(("content", "said"), [
     (b"\x08\x05" * 16_100_000, "it has no graph"),
     (b"\x38\x05", "it has no graph"),
-    (field(7, field(1, b"") * 50_001), "more than 50,000 nodes"),
+    (field(7, field(1, b"") * 25_001), "more than 25,000 nodes"),
     (field(7, field(5, b"\x08\x01" * 70)), "has 70 dimensions"),
     (field(7, field(5, field(1, b"\x01" * 17_000_000))), "17,000,000 dimensions"),
-    (field(7, field(1, field(5, field(8, b"\x01" * 17_000_000) + b"\xa0\x01\x07"))), "more than 16,000,000 entries"),
+    (field(7, field(1, field(5, b"") * 1_000_001)), "1,000,000 parts"),
+    (field(7, field(13, field(2, field(1, field(2, field(1, b"") * 1_000_001))))), "1,000,000 parts"),
+    (field(7, field(1, field(3, b"n" * 5_000_000))), "a name of 5,000,000 letters"),
+    (field(7, b"\x0a\x05ab"), "cut off or damaged"),
     (field(7, field(1, field(5, b"\x0a\x01a"))), "the attribute 'a' has no type"),
     (field(7, field(11, field(2, field(1, field(2, field(1, b"\x08\x01") * 70))))), "has 70 dimensions"),
 ])  # fmt: skip

@@ -120,7 +120,7 @@ def test_graphs_that_call_graphs_are_counted_before_they_are_followed(tmp_path: 
         for number in range(12)
     ]  # fmt: skip
     last = Graph([Op("RELU", "x", "y")], {"x": one, "y": one}, "x", "y")
-    with pytest.raises(UnreadableModel, match="its graphs call each other for more than 50,000 nodes"):
+    with pytest.raises(UnreadableModel, match="its graphs call each other for more than 25,000 nodes"):
         load_tflite(write(tmp_path / "m.tflite", *calls, last))
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from edge_opt.errors import InvalidInput, UnreadableModel
 from edge_opt.model_files.file_graph import (
     MOST_KNOWN,
+    MOST_NODES,
     FileGraph,
     FileNode,
     FileTensor,
@@ -73,6 +74,8 @@ class ExecutionPlan:
         chains = self._chains()
         self.tree = spans(chains)
         self.modules = self._modules(chains)
+        if len(self.modules) > MOST_NODES:
+            raise UnreadableModel(f"it has {len(self.modules):,} modules; at most {MOST_NODES:,} are followed")
         kind = root_kind(self.nodes)
         self.kind = _class_path(kind) if kind else ""  # class of the model, where the file says it
         self.last = {

@@ -16,35 +16,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_opt._support.files import mapped
 from edge_opt.errors import ModelNotFound, UnreadableModel, message_of
+from edge_opt.text import printable, shorten
 
-# Nodes that are executed, each as often as a loop or a function runs it: some ten seconds of work.
-MOST_NODES = 50_000
+# Nodes that are executed, each as often as a loop or a function runs it, and modules: some ten seconds of work.
+MOST_NODES = 25_000
+LONGEST_NAME = 1 << 16
 # As many as numpy and torch have.
 MOST_DIMENSIONS = 64
 # Sizes from here on are refused.
 LARGEST_DIMENSION = 1 << 40
 # Constants up to this many elements are read: shapes, axes, scales. Weights beyond it stay on the disk.
 MOST_KNOWN = 1 << 16
-_LONGEST_NAME = 120
+_SHOWN_LETTERS = 120
 
 
 @contextmanager
-def file_bytes(path: str | os.PathLike[str]) -> Iterator[memoryview]:
-    """Map a model's file; what goes wrong while it is read becomes one sentence with its name."""
+def read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what goes wrong while a model's file is read into one short sentence with its name."""
     try:
-        yield mapped(Path(path))
+        yield
     except FileNotFoundError:
         raise ModelNotFound(f"no file {str(path)!r}; the folder is {Path.cwd()}") from None
     except (UnreadableModel, OSError, ValueError) as error:  # an empty file cannot be mapped
         raise UnreadableModel(f"{str(path)!r} cannot be read: {message_of(error)}") from error
-
-
-def _short(name: str) -> str:
-    """Return a name for a sentence: a file may have one of a million letters, or one that a terminal would obey."""
-    kept = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
-    return "".join(letter if letter.isprintable() else " " for letter in kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +78,9 @@ class FileNode:
     @property
     def label(self) -> str:
         """Type and name, for sentences."""
-        kind = " ".join(_short(f"{self.domain}:{self.op}" if self.domain else self.op).split())
-        return f"{kind} node {_short(self.name or (self.outputs[0] if self.outputs else ''))!r}"
+        kind = f"{self.domain}:{self.op}" if self.domain else self.op
+        name = self.name or (self.outputs[0] if self.outputs else "")
+        return f"{printable(shorten(kind, _SHOWN_LETTERS))} node {printable(shorten(name, _SHOWN_LETTERS))!r}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from edge_opt import units
-from edge_opt.errors import InvalidInput, UnreadableModel
+from edge_opt.errors import InvalidInput
 from edge_opt.model_files.execution_plan import ExecutionPlan
-from edge_opt.model_files.file_graph import ModelFile
+from edge_opt.model_files.file_graph import ModelFile, read_errors
 from edge_opt.model_files.graph_interpreter import GraphInterpreter, Reading
 from edge_opt.model_files.node_call import MOST_ELEMENTS, torch_dtype
 from edge_opt.model_files.onnx_reader import read_onnx
@@ -41,7 +41,8 @@ class FileModel(ShapeOnlyModule):
     def __init__(self, file: ModelFile) -> None:
         super().__init__()
         self.file = file.path
-        self.plan = ExecutionPlan(file)
+        with read_errors(file.path):
+            self.plan = ExecutionPlan(file)
         # Modules of the exported model hold its weights, each under its whole path; they are never called.
         owners = {path: nn.Module() for path in self.plan.modules}
         self._modules.update(owners)
@@ -148,8 +149,8 @@ class _TracedReading(ShapeOnlyModule):
 
 def _free_key(name: str, owner: nn.Module) -> str:
     key = name.rpartition(".")[2] or "value"
-    taken = {*owner._parameters, *owner._buffers, *owner._modules}
-    return key if key not in taken else f"{key}_{len(taken)}"
+    tables: tuple[Any, ...] = (owner._parameters, owner._buffers, owner._modules)
+    return key if not any(key in table for table in tables) else f"{key}_{sum(map(len, tables))}"
 
 
 class OnnxModel(FileModel):
@@ -162,10 +163,7 @@ def load_onnx(path: str | Path) -> OnnxModel:
     Args:
         path: The file.
     """
-    try:
-        return OnnxModel(read_onnx(path))
-    except RecursionError as error:
-        raise UnreadableModel(f"{str(path)!r} cannot be read: its graphs are nested too deep") from error
+    return OnnxModel(read_onnx(path))
 
 
 class TfliteModel(FileModel):

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +33,7 @@ from edge_opt.model_files.file_graph import (
     names_read,
 )
 from edge_opt.model_files.node_call import (
+    MOST_ELEMENTS,
     NodeCall,
     define,
     handler_of,
@@ -51,13 +51,7 @@ from edge_opt.trace.tape import current_tape
 
 # Importing them fills the table of operators.
 _TABLES = (onnxruntime_operators, onnx_movement, onnx_arithmetic, onnx_quantized, tflite_movement, tflite_arithmetic)
-# Values, not sizes, of their inputs say how large their results are: their shapes come first.
-_GROWING = frozenset(
-    "Expand Tile ConstantOfShape Range Pad Resize Upsample OneHot ConvTranspose BROADCAST_TO TILE FILL RANGE PAD PADV2 "
-    "RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR ONE_HOT TRANSPOSE_CONV SCATTER_ND".split()
-)
 _STEPS = frozenset((torch.int8, torch.uint8, torch.int16))
-_MOST_WORK = 1 << 20
 # Elements of constants beyond a handful that are worked out in all: what they hold decides no shape.
 _FEW_ELEMENTS = 1_024
 _MOST_FOLDED = 1 << 21
@@ -206,9 +200,9 @@ class GraphInterpreter:
                 "call included; profile the body of its loop as a file of its own"
             )
 
-    def _may_evaluate(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether values of that many elements are evaluated: few always, many until enough have been."""
-        count = sum(tensor.numel() for tensor in tensors)
+    def _may_evaluate(self, *sides: Sequence[torch.Tensor | None]) -> bool:
+        """Return whether a node with that many elements on a side is evaluated: few always, many until enough were."""
+        count = max(sum(tensor.numel() for tensor in side if tensor is not None) for side in sides)
         if count <= _FEW_ELEMENTS:
             return True
         self.folded += count
@@ -225,23 +219,16 @@ class GraphInterpreter:
             # Integers of a few bits stand for multiples of a scale there, which is not at hand.
             is_steps = node.domain == "tflite" and any(value is not None and value.dtype in _STEPS for value in real)
             is_known = is_known and not is_steps
-            operands = [value for value in real if value is not None]
-            is_known = is_known and self._may_evaluate(operands)
-            if not is_known or node.op in _GROWING or prod(value.numel() for value in operands) > _MOST_WORK:
-                with _ByRule():  # type: ignore[no-untyped-call]
-                    self._step(node, False)
-                outputs = [self.values[name] for name in node.outputs if name]
-                if node.op in BY_SHAPE:
-                    self.constant_values[node.outputs[0]] = outputs[0]
-                is_known &= all(isinstance(value, torch.Tensor) and value.numel() <= MOST_KNOWN for value in outputs)
-                is_known = is_known and self._may_evaluate(outputs)
-            results = self._evaluate(node, real) if is_known else None
+            # The shape comes first: a few values can ask for a result that no memory holds.
+            with _ByRule():  # type: ignore[no-untyped-call]
+                self._step(node, False)
+            outputs = [self.values[name] for name in node.outputs if name]
+            if node.op in BY_SHAPE:
+                self.constant_values[node.outputs[0]] = outputs[0]
+            is_known &= all(isinstance(value, torch.Tensor) and value.numel() <= MOST_KNOWN for value in outputs)
+            results = self._evaluate(node, real) if is_known and self._may_evaluate(real, outputs) else None
             if results is not None:
                 self.constant_values.update(zip(node.outputs, results, strict=False))
-                self.values.update(zip(node.outputs, results, strict=False))
-            elif is_known and node.op not in _GROWING:
-                with _ByRule():  # type: ignore[no-untyped-call]
-                    self._step(node, False)
             for name in node.outputs:
                 value = self.values.get(name)
                 if isinstance(value, torch.Tensor) and not value.is_meta:
@@ -287,7 +274,11 @@ class GraphInterpreter:
             raise
         except Exception as error:
             raise call.error(f"its inputs do not fit: {first_line(error)}") from error
-        return results if isinstance(results, tuple) else (results,)
+        results = results if isinstance(results, tuple) else (results,)
+        largest = max((value.numel() for value in results if isinstance(value, torch.Tensor)), default=0)
+        if largest > MOST_ELEMENTS:
+            raise call.error(f"its result would have {largest:,} elements; at most {MOST_ELEMENTS:,} are followed")
+        return results
 
     def _function(self, function: Function, call: NodeCall) -> tuple[Any, ...]:
         """Read a function of the file node by node, with names of its own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -143,10 +143,6 @@ class NodeCall:
             raise self.error(f"its result would have the shape {shape}")
         return torch.empty(shape, dtype=dtype, device=self.device)
 
-    def check_size(self, shape: Iterable[int]) -> tuple[int, ...]:
-        """Return the shape of a result; refuse one beyond all memory before torch works out its strides."""
-        return tuple(self.empty(tuple(shape), torch.uint8).shape)
-
 
 def numbers(known: torch.Tensor | None) -> list[Any]:
     """Return the values of a known constant, flat; looking at them is no part of a run."""
@@ -286,7 +282,6 @@ def filled(call: NodeCall, sizes: Sequence[Any], dtype: torch.dtype, value: Call
 def one_hot(call: NodeCall, index: torch.Tensor, on: torch.Tensor, off: torch.Tensor) -> torch.Tensor:
     """Compare each element with every class, then choose one of two values."""
     depth, axis = int(call.values(1)[0]), int(call.get("axis", -1)) % (index.dim() + 1)
-    call.check_size((*index.shape, depth))
     classes = torch.arange(depth, dtype=index.dtype, device=call.device)
     shape = [-1 if dimension == axis else 1 for dimension in range(index.dim() + 1)]
     return torch.where(index.unsqueeze(axis) == classes.reshape(shape), on, off)

@@ -90,10 +90,8 @@ def random(call: NodeCall) -> torch.Tensor:
         return torch.rand_like(x, dtype=wanted if wanted.is_floating_point else torch.float32).to(wanted)
     if call.node.op == "Multinomial":
         dims, wanted = (call.tensor().shape[0], int(call.get("sample_size", 1))), _said_dtype(call, torch.int32)
-        call.check_size(dims)
         return torch.rand(dims, device=call.device).to(wanted)
     dims, wanted = tuple(call.get("shape", ())), _said_dtype(call, torch.float32)
-    call.check_size(dims)
     return torch.rand(dims, dtype=wanted, device=call.device)
 
 
@@ -256,10 +254,7 @@ def expand(call: NodeCall) -> torch.Tensor:
 
 @operator("Tile")
 def tile(call: NodeCall) -> torch.Tensor:
-    repeats = [int(count) for count in call.values(1)]
-    sizes = [1] * (len(repeats) - call.tensor().dim()) + list(call.tensor().shape)
-    call.check_size(size * count for size, count in zip(sizes, repeats, strict=False))
-    return call.tensor().repeat(repeats)
+    return call.tensor().repeat([int(count) for count in call.values(1)])
 
 
 @operator("Pad")
@@ -319,7 +314,6 @@ def resize(call: NodeCall) -> torch.Tensor:
     """
     x = call.tensor()
     wanted = _new_sizes(call, x)
-    call.check_size(wanted)
     changed = [axis for axis, size in enumerate(x.shape) if wanted[axis] != size]
     if not changed:
         return x

@@ -7,6 +7,7 @@ costs follow from shapes. A parsed file takes about as much memory as it has byt
 from __future__ import annotations
 
 import os
+import re
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from edge_opt._support.extras import import_optional
+from edge_opt._support.files import mapped
 from edge_opt.errors import ModelNotFound, UnreadableModel
 from edge_opt.model_files.file_graph import (
     LARGEST_DIMENSION,
+    LONGEST_NAME,
     MOST_DIMENSIONS,
     MOST_KNOWN,
     MOST_NODES,
@@ -27,14 +30,18 @@ from edge_opt.model_files.file_graph import (
     FileValue,
     Function,
     ModelFile,
-    file_bytes,
+    read_errors,
 )
 
 OLDEST_OPSET = 7
-_DEEPEST = 32
+# Messages inside messages; three for a graph inside a graph.
+_DEEPEST = 96
 _LONGEST_PATH = 4096
-# Names, numbers and descriptions that become Python objects: a forest of a million trees has fewer.
-_MOST_ENTRIES = 16_000_000
+# Messages and texts: a node with what exporters write beside it has about fifty.
+_MOST_PARTS = 1_000_000
+# Texts that are not names.
+_LONG_TEXTS = {"doc_string", "value"}
+_DAMAGED = "it is cut off or damaged, or is not an ONNX model"
 
 # ONNX's numbers of element types, by torch's names; text has none.
 DTYPES = {
@@ -52,49 +59,85 @@ _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint6
 _ROLE = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
+# How numbers stand in a message, by their wire type; a list of them is not always packed.
+_NUMBERS = {0: rb"[\x80-\xff]{0,9}[\x00-\x7f]", 1: rb".{8}", 5: rb".{4}"}
+
+
+def _check_amounts(data: memoryview, kind: Any) -> None:
+    """Refuse a message of too many parts or nodes, with a name that is too long, or nested too deep.
+
+    A parsed message takes up to a hundred times its bytes: ten megabytes can be five million empty nodes. The protobuf
+    library has no limit for that, so the parts are counted in the bytes before it parses them.
+    """
+    parts = nodes = 0
+    pending = [(kind, 0, len(data), 0)]
+    tables: dict[str, dict[int, tuple[Any, bool, bool]]] = {}
+    while pending:
+        kind, position, end, depth = pending.pop()
+        if kind.full_name not in tables:
+            names = {field.name for field in kind.fields if field.type == field.TYPE_STRING} - _LONG_TEXTS
+            tables[kind.full_name] = {
+                field.number: (field.message_type, field.name == "node", field.name in names) for field in kind.fields
+            }
+        table = tables[kind.full_name]
+        while position < end:
+            begin = position
+            key, position = _varint(data, position)
+            if key & 7 in _NUMBERS:
+                # A thousand at a time: one pattern for all would keep a state for each.
+                same = rb"(?:%b%b){1,1000}" % (re.escape(bytes(data[begin:position])), _NUMBERS[key & 7])
+                match = re.compile(same, re.DOTALL).match(data, begin, end)
+                position = end + 1 if match is None else match.end()
+            else:
+                size, start = _varint(data, position)
+                position = start + size if key & 7 == 2 else end + 1
+                inner, is_node, is_name = table.get(key >> 3, (None, False, False))
+                parts += 1
+                nodes += is_node
+                if inner is not None and size:
+                    pending.append((inner, start, position, depth + 1))
+                if is_name and size > LONGEST_NAME:
+                    raise UnreadableModel(f"it has a name of {size:,} letters")
+            if position > end:
+                raise UnreadableModel(_DAMAGED)
+            if parts > _MOST_PARTS or nodes > MOST_NODES or depth > _DEEPEST:
+                raise UnreadableModel(
+                    f"it has more than {MOST_NODES:,} nodes, {_MOST_PARTS:,} parts or {_DEEPEST} nested messages"
+                )
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Return a number of variable length, and the position behind it."""
+    value = shift = 0
+    while position < len(data) and shift < 64:
+        byte = data[position]
+        value |= (byte & 127) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 128:
+            return value, position
+    raise UnreadableModel(_DAMAGED)
+
+
 class _OnnxReader:
     """Converts the messages of one file to records; `folder` is where its external data must lie."""
 
     def __init__(self, folder: Path, onnx: Any) -> None:
         self.folder = folder
         self.onnx = onnx
-        self.depth = 0
-        self.nodes = 0
-        self.entries = 0
         self.external_sizes: dict[Path, int] = {}
 
-    def count(self, entries: int) -> None:
-        """Count entries that become Python objects, so that a file of tiny parts does not fill the memory."""
-        self.entries += entries
-        if self.entries > _MOST_ENTRIES:
-            raise UnreadableModel(f"its lists have more than {_MOST_ENTRIES:,} entries")
-
     def graph(self, proto: Any) -> FileGraph:
-        self.depth += 1
-        if self.depth > _DEEPEST:
-            raise UnreadableModel(f"its graphs are nested more than {_DEEPEST} deep")
         if proto.sparse_initializer:
             raise UnreadableModel("it has sparse weights, which are not counted; make them dense")
-        self.count(len(proto.initializer) + len(proto.input) + len(proto.output) + len(proto.value_info))
-        nodes = self.nodes_of(proto)
         constants = {tensor.name: tensor for tensor in map(self.tensor, proto.initializer)}
         inputs, outputs, others = (
             [self.value(value) for value in values] for values in (proto.input, proto.output, proto.value_info)
         )
-        self.depth -= 1
         values = {value.name: value for value in (*inputs, *outputs, *others)}
         called = tuple(value for value in inputs if value.name not in constants)
-        return FileGraph(nodes, constants, called, tuple(outputs), values)
-
-    def nodes_of(self, proto: Any) -> tuple[FileNode, ...]:
-        """Convert the nodes of a graph or a function."""
-        self.nodes += len(proto.node)
-        if self.nodes > MOST_NODES:
-            raise UnreadableModel(f"it has more than {MOST_NODES:,} nodes, and no more are followed")
-        return tuple(map(self.node, proto.node))
+        return FileGraph(tuple(map(self.node, proto.node)), constants, called, tuple(outputs), values)
 
     def node(self, proto: Any) -> FileNode:
-        self.count(len(proto.input) + len(proto.output) + len(proto.attribute) + len(proto.metadata_props))
         return FileNode(
             op=_text(proto.op_type),
             domain="" if proto.domain == "ai.onnx" else _text(proto.domain),
@@ -120,7 +163,6 @@ class _OnnxReader:
         if isinstance(value, bytes):
             return _text(value)
         if isinstance(value, list):
-            self.count(len(value))
             return tuple(map(self._converted, value))
         if isinstance(value, self.onnx.TensorProto):
             return self.tensor(value)
@@ -181,10 +223,9 @@ class _OnnxReader:
         return FileValue(_text(proto.name), shape, dtype, _entries(proto.metadata_props).get(_ROLE, ""))
 
     def function(self, proto: Any) -> Function:
-        self.count(len(proto.input) + len(proto.output) + len(proto.attribute_proto))
         defaults = {_text(attribute.name): self.attribute(attribute) for attribute in proto.attribute_proto}
         inputs, outputs = tuple(map(_text, proto.input)), tuple(map(_text, proto.output))
-        return Function(inputs, outputs, defaults, self.nodes_of(proto))
+        return Function(inputs, outputs, defaults, tuple(map(self.node, proto.node)))
 
 
 def _text(value: str | bytes) -> str:
@@ -223,11 +264,13 @@ def read_onnx(path: str | os.PathLike[str]) -> ModelFile:
     message_error = import_optional(
         "google.protobuf.message", "reading an .onnx file needs", "onnx", "protobuf"
     ).DecodeError
-    with file_bytes(path) as data:
+    with read_errors(path):
+        data = mapped(Path(path))
+        _check_amounts(data, onnx.ModelProto.DESCRIPTOR)
         try:
             model = onnx.ModelProto.FromString(data)
         except message_error as error:
-            raise UnreadableModel("it is cut off or damaged, or is not an ONNX model") from error
+            raise UnreadableModel(_DAMAGED) from error
         return _model_file(Path(path), model, onnx)
 
 
@@ -237,13 +280,15 @@ def _model_file(path: Path, model: Any, onnx: Any) -> ModelFile:
     if not (graph.nodes or graph.outputs):
         raise UnreadableModel("it has no graph; is it an ONNX model?")
     opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
-    opset = opsets.get("", 0)
-    if opset and opset < OLDEST_OPSET:
+    # A file of operators of other domains alone names no version of ONNX's own.
+    newest = onnx.defs.onnx_opset_version()
+    opset = opsets.get("", 21)
+    if not OLDEST_OPSET <= opset <= newest:
+        remedy = "`pip install -U onnx`" if opset > newest else "onnx.version_converter"
         raise UnreadableModel(
-            f"its operators are of opset {opset}, and {OLDEST_OPSET} is the oldest that is understood; "
-            "onnx.version_converter brings it up to date"
+            f"its operators are of opset {opset}; opsets {OLDEST_OPSET} to {newest} are read: use {remedy}"
         )
     functions = {
         (_text(function.domain), _text(function.name)): reader.function(function) for function in model.functions
     }
-    return ModelFile(path, graph, opset or 21, functions)
+    return ModelFile(path, graph, opset, functions)

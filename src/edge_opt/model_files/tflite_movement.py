@@ -194,7 +194,6 @@ def pad(call: NodeCall) -> torch.Tensor:
         raise call.error(f"it has {len(sizes)} sizes for {x.dim()} dimensions")
     pairs = list(zip(sizes[::2], sizes[1::2], strict=True))
     grown = tuple(size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True))
-    call.check_size(grown)
     if call.node.op == "MIRROR_PAD":
         return _rearranged(x, list(grown))
     value = call.values(2)[0] if call.has(2) and call.device == "cpu" else 0
@@ -216,14 +215,12 @@ def batches(call: NodeCall) -> torch.Tensor:
     else:
         sizes = [x.shape[1 + axis] * block[axis] - spare[axis] for axis in range(count)]
         sizes = [x.shape[0] // times, *sizes, *x.shape[1 + count :]]
-    call.check_size(sizes)
     return _rearranged(x, sizes)
 
 
 @tflite("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", has_values=False)
 def resize(call: NodeCall) -> torch.Tensor:
     x, sizes = picture(call), whole(call, 1)
-    call.check_size((*x.shape[:2], *sizes))
     mode = "bilinear" if call.node.op == "RESIZE_BILINEAR" else "nearest"
     return channels_last(F.interpolate(x, size=sizes, mode=mode))
 
@@ -241,13 +238,13 @@ def handle(call: NodeCall) -> torch.Tensor:
 
 operators(
     {
-        "BROADCAST_TO": lambda call: call.tensor().expand(call.check_size(whole(call, 1))),
-        "SCATTER_ND": lambda call: _rearranged(call.tensor(1), call.check_size(whole(call, 2))),
+        "BROADCAST_TO": lambda call: call.tensor().expand(whole(call, 1)),
+        "SCATTER_ND": lambda call: _rearranged(call.tensor(1), whole(call, 2)),
         # A part is replaced or reversed, where the input is not changed in place.
         "DYNAMIC_UPDATE_SLICE": lambda call: _rearranged(call.tensor(), list(call.tensor().shape)),
         "REVERSE_SEQUENCE": lambda call: _rearranged(call.tensor(), list(call.tensor().shape)),
-        "RANDOM_UNIFORM": lambda call: torch.rand(call.check_size(whole(call, 0)), device=call.device),
-        "RANDOM_STANDARD_NORMAL": lambda call: torch.rand(call.check_size(whole(call, 0)), device=call.device),
+        "RANDOM_UNIFORM": lambda call: torch.rand(whole(call, 0), device=call.device),
+        "RANDOM_STANDARD_NORMAL": lambda call: torch.rand(whole(call, 0), device=call.device),
         "READ_VARIABLE": lambda call: call.empty(tuple(call.get("results")[0][0]), result_dtype(call)),
         "TILE": tile,
         "SQUEEZE": squeeze,

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edge_opt._support.files import mapped
 from edge_opt.errors import UnreadableModel
 from edge_opt.model_files.file_graph import (
     LARGEST_DIMENSION,
+    LONGEST_NAME,
     MOST_DIMENSIONS,
     MOST_KNOWN,
     MOST_NODES,
@@ -25,14 +27,13 @@ from edge_opt.model_files.file_graph import (
     FileTensor,
     FileValue,
     ModelFile,
-    file_bytes,
     graphs_in,
+    read_errors,
 )
 
 IDENTIFIER = b"TFL3"
 # Tables may point at the same vector again and again: what is read in all is bounded, not only each part of it.
 _MOST_READ = 4_000_000
-_MOST_TEXT = 1 << 16
 _POINTS_OUTSIDE = "it points outside itself; it is cut off or damaged"
 
 # What the published schema says: operators by their number, then element types, and fields of options.
@@ -174,7 +175,7 @@ class Table:
 
     def text(self, number: int) -> str:
         encoded = self.raw(number)
-        if encoded is not None and len(encoded) > _MOST_TEXT:
+        if encoded is not None and len(encoded) > LONGEST_NAME:
             raise UnreadableModel(f"it has a name of {len(encoded):,} letters")
         self._file.count(1)
         return "" if encoded is None else bytes(encoded).decode("utf-8", "replace")
@@ -403,7 +404,8 @@ def read_tflite(path: str | os.PathLike[str]) -> ModelFile:
     Args:
         path: The file. Its first graph is the model.
     """
-    with file_bytes(path) as data:
+    with read_errors(path):
+        data = mapped(Path(path))
         if bytes(data[4:8]) != IDENTIFIER:
             raise UnreadableModel("it does not begin like a TFLite model")
         graph = _TfliteReader(data).graph(0)
