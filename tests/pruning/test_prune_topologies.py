@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import edge_opt as eo
+from edge_opt import compress
 from edge_opt.compress import PrunedAttention, apply_spec, load_pruned, prune, save_pruned
+from edge_opt.errors import PruningFailed
 from edge_opt.model import SmallCNN
 from edge_opt.pruning.proof import TOLERANCE
 from pruned_nets import NETS, BertLike, Encoder, Grouped, Residual, Shuffled, SuperResolution, TiedLanguageModel, UNet
@@ -211,3 +213,80 @@ def test_a_recipe_can_be_applied_to_other_weights_of_the_same_model() -> None:
     again = apply_spec(other, spec)
     columns = list(next(each for each in spec.kept if each.tensor == "up.weight" and each.dim == 1).indices)
     assert torch.equal(again.up.weight, other.up.weight[kept][:, columns])
+
+
+class Around(nn.Module):
+    """Convolutions and a head around a block of any kind."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.first, self.block = nn.Conv2d(3, 16, 3, padding=1), block
+        self.last, self.head = nn.Conv2d(16, 32, 3, padding=1), nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.last(self.block(self.first(x)).relu()).mean((2, 3)))
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"epoch": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.epoch = state["epoch"]
+
+
+def test_a_script_module_inside_keeps_its_channels() -> None:
+    block = torch.jit.script(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)))
+    pruned = prune(Around(block), (1, 3, 8, 8), 0.5)
+    assert [(layer.path, layer.after) for layer in pruned.achieved.layers] == [
+        ("first", 16),
+        ("last", 16),
+        ("head", 10),
+    ]
+    with pytest.raises(PruningFailed, match="no layers that Python calls; pass the model that it was scripted"):
+        prune(nn.Sequential(torch.jit.script(SmallCNN())), (1, 1, 28, 28), 0.5)
+
+
+def test_extra_state_of_modules_is_not_taken_for_tensors(tmp_path) -> None:
+    pruned = prune(Around(nn.Conv2d(16, 16, 1)), (1, 3, 8, 8), 0.5, loader=[torch.randn(4, 3, 8, 8)])
+    assert pruned.model.epoch == 3
+    loaded = load_pruned(save_pruned(pruned, tmp_path), lambda: Around(nn.Conv2d(16, 16, 1)))
+    assert torch.equal(loaded.block.weight, pruned.model.block.weight)
+    # 16 and 32 channels halved: three convolutions and the head, with biases, of four bytes each
+    params = 8 * 3 * 9 + 8 + 8 * 8 + 8 + 16 * 8 * 9 + 16 + 10 * 16 + 10
+    assert compress.convert(pruned.model, (1, 3, 8, 8), "bf16", "torch").original_bytes == 4 * params
+
+
+class Messages(nn.Module):
+    """Two rounds of messages along the edges of a graph, and a sum over each of two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor, graph: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x)
+        for _ in range(2):
+            h = self.mix(torch.zeros_like(h).index_add(0, edges[1], h[edges[0]])).relu() + h
+        return self.head(torch.zeros(2, h.shape[1]).index_add_(0, graph, h))
+
+
+def test_a_graph_network_loses_channels_of_its_nodes() -> None:
+    inputs = [torch.randn(10, 8), torch.randint(0, 10, (2, 40)), torch.tensor([0] * 5 + [1] * 5)]
+    pruned = prune(Messages(), inputs, 0.5)
+    assert [layer.after for layer in pruned.achieved.layers] == [16, 16, 4]
+
+
+@pytest.mark.slow
+def test_layers_beside_operators_that_cannot_be_read_lose_channels() -> None:
+    """Longformer reads values, and stores windows of its scores by slices that torch-pruning does not understand."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LongformerConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+        attention_window=8, max_position_embeddings=40,
+    )  # fmt: skip
+    ids = torch.randint(3, 50, (1, 16))
+    seen = torch.zeros_like(ids)
+    seen[:, 0] = 1
+    pruned = prune(transformers.LongformerModel(config), {"input_ids": ids, "global_attention_mask": seen}, 0.5)
+    widths = {layer.path: layer.after for layer in pruned.achieved.layers}
+    assert widths["encoder.layer.0.intermediate.dense"] == 32
+    assert widths["encoder.layer.0.attention.self.query"] == 32

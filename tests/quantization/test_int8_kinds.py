@@ -34,6 +34,25 @@ def test_a_transformer_s_weights_run_in_int8_and_products_of_activations_do_not(
     assert {layer.reason.partition(",")[0] for layer in done.kept_layers} == {"a product of two activations"}
 
 
+class Stacked(nn.Module):
+    """A product with a stack of constant matrices, as DeBERTa has for positions, before a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack, self.last = nn.Parameter(torch.randn(4, 16, 16) / 4), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x @ self.stack)
+
+
+@pytest.mark.parametrize("scheme", ["static", "dynamic"])
+def test_products_with_a_stack_of_matrices_stay_in_float(scheme: str) -> None:
+    """ONNX Runtime refused them when they ran, by "b zero point is not valid"."""
+    batches = [torch.randn(16, 4, 3, 16) for _ in range(2)]
+    done = compress.convert(Stacked(), (1, 4, 3, 16), "int8", calibration=batches, scheme=scheme)
+    assert [(layer.path, layer.precision) for layer in done.layers] == [("", "fp32"), ("last", "int8")]
+
+
 class Wide(nn.Module):
     def __init__(self) -> None:
         super().__init__()

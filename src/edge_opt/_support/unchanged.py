@@ -291,7 +291,8 @@ def unchanged(modules: list[nn.Module], training: bool | None, *, fast_path: boo
     With `fast_path`, encoder layers may run as one operator, as they would without us.
     """
     snapshot = Snapshot(modules)
-    scripts = [(module, module.training) for module in modules if isinstance(module, torch.jit.ScriptModule)]
+    # A frozen script module has no mode.
+    scripts = [(m, m.training) for m in modules if isinstance(m, torch.jit.ScriptModule) and hasattr(m, "training")]
     with nullcontext() if fast_path else without_fast_path(), preserve_rng():
         try:
             for module in modules if training is not None else ():

@@ -17,6 +17,7 @@ from edge_opt.pruning.layer_kinds import (
     depth_multiplier,
     kind_of,
     refusal_of,
+    state_tensors,
     tensor_entries,
     tied_positions,
 )
@@ -114,7 +115,7 @@ class CouplingGraph:
         firsts: dict[int, str] = {}
         named = model.named_parameters(remove_duplicate=False)
         self.first_names = {name: firsts.setdefault(id(parameter), name) for name, parameter in named}
-        self.shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        self.shapes = {name: tensor.shape for name, tensor in state_tensors(model).items()}
         # No layer has more channels than this; a walk that counts beyond has lost its way in reshapes.
         self.widest = max((size for shape in self.shapes.values() for size in shape), default=0)
         self.parents: list[int] = []

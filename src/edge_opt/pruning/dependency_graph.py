@@ -70,8 +70,7 @@ def dependency_graph(model: nn.Module, arguments: CallArguments) -> Any:
                 verbose=False,
             )
         except Exception as error:
-            is_unread_operator = isinstance(error, (ArithmeticError, LookupError))
-            if not (is_unread_operator and _mapped_one_by_one(pruning, graph)):
+            if not _mapped_one_by_one(pruning, graph):
                 raise PruningFailed(
                     f"the channels of {type(model).__name__} cannot be followed: {type(error).__name__}: {error}"
                 ) from error
@@ -102,7 +101,7 @@ def _mapped_one_by_one(pruning: Any, graph: Any) -> bool:
     for node in nodes.values():
         try:
             by_kind.get(node.type, lambda *_: None)(graph, node)
-        except (ArithmeticError, LookupError, TypeError, AttributeError):
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError):
             around = (each for other in (*node.inputs, *node.outputs) for each in other.dependencies)
             for dependency in (*node.dependencies, *(each for each in around if each.target is node)):
                 dependency.index_mapping[0] = _lost

@@ -26,6 +26,11 @@ class TensorEntries(NamedTuple):
     indices: np.ndarray
 
 
+def state_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model's state by name; extra state of modules may be anything else."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
 def is_depthwise(module: nn.Module) -> bool:
     """Return whether it is a convolution in which every input channel has filters of its own, one or several."""
     return isinstance(module, _ConvNd) and module.groups > 1 and module.groups == module.in_channels

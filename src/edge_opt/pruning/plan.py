@@ -30,6 +30,7 @@ from edge_opt.trace.inputs import CallArguments, call_arguments, map_arguments, 
 
 # Share of each group that a trial removes: enough to be seen in the outputs, never all.
 _TRIAL_RATIO = 0.5
+_NO_LAYERS = "it has no layers that Python calls; pass the model that it was scripted or exported from"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -183,7 +184,8 @@ def make_plan(
     layer_ratios = {
         path: share for name, share in layers for path in owners if path == name or path.startswith(f"{name}.")
     }
-    skeleton = _without_data(base)
+    # Code that reads values cannot run without them.
+    skeleton = base if before.trace.used_real_tensors else _without_data(base)
     probe = with_random_constants(base)
     ranking = Ranking(coupled, scores)
     plan = PruningPlan(model, base, probe, skeleton, arguments, before, ranking, owners, layer_ratios, data)
@@ -232,7 +234,7 @@ def check_prunable(plan: PruningPlan) -> None:
     """Refuse a model without a channel that can be removed."""
     groups = plan.channel_map.groups
     if all(group.refused for group in groups):
-        reasons = "; ".join(dict.fromkeys(str(group.refused) for group in groups)) or "it has no layers"
+        reasons = "; ".join(dict.fromkeys(str(group.refused) for group in groups)) or _NO_LAYERS
         raise PruningFailed(f"nothing in {type(plan.original).__name__} can be pruned: {reasons}")
 
 

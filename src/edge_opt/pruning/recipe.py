@@ -24,7 +24,7 @@ from edge_opt._support.json import from_plain
 from edge_opt.errors import InvalidInput, NotSaved, PruningFailed, UnreadableModel, UnreadableProfile
 from edge_opt.pruning.attention import HEAD_COUNTS, HEAD_WIDTHS, PrunedAttention
 from edge_opt.pruning.coupling import ChannelMap, kept_channels
-from edge_opt.pruning.layer_kinds import Side, channels, counted_attributes
+from edge_opt.pruning.layer_kinds import Side, channels, counted_attributes, state_tensors
 from edge_opt.records.compression import (
     PRUNE_SCHEMA,
     PRUNE_SCHEMA_VERSION,
@@ -64,8 +64,8 @@ def prune_spec(model: nn.Module, channel_map: ChannelMap, removed: np.ndarray) -
 
 
 def fingerprint(model: nn.Module) -> tuple[TensorShape, ...]:
-    """Return names and shapes of all that a model's state holds."""
-    return tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items())
+    """Return names and shapes of all tensors that a model's state holds."""
+    return tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in state_tensors(model).items())
 
 
 def _layer_attributes(model: nn.Module, channel_map: ChannelMap, removed: np.ndarray) -> list[ChangedAttribute]:
@@ -285,7 +285,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], *, allow_pickle
     if not source.is_file():
         raise InvalidInput(f"no file {str(source)!r}; the folder is {Path.cwd()}")
     tensors = _read_safetensors(source) if source.suffix == ".safetensors" else _read_torch(source, allow_pickle)
-    state = model.state_dict()
+    state = state_tensors(model)
     shared = _shared_names(state)
     faults = [f"lacks {name!r}" for name in state if not any(other in tensors for other in shared[name])]
     faults += [f"has {name!r} besides" for name in tensors if name not in state]
@@ -341,7 +341,7 @@ def _shared_names(state: dict[str, torch.Tensor]) -> dict[str, list[str]]:
 
 def _stored(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the model's state, each tensor once, each with memory of its own."""
-    state = model.state_dict()
+    state = state_tensors(model)
     firsts = {names[0] for names in _shared_names(state).values()}
     return {name: state[name].detach().cpu().contiguous().clone() for name in state if name in firsts}
 

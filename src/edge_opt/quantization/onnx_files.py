@@ -209,7 +209,7 @@ def quantize_static(
     in_float = [*kept, *_activations_before(graph.node, set(kept))]
     # 256 levels cannot hold such values beside any others.
     unbounded = {name for name, (low, high) in ranges.items() if max(-low, high) >= _UNBOUNDED}
-    excluded = [*in_float, *_masked(graph, unbounded)]
+    excluded = [*in_float, *_masked(graph, unbounded), *_stacked_products(graph)]
     with quiet(), translated("ONNX Runtime could not quantize the model"):
         model = _with_quantized_nodes(source, ranges, excluded, is_reduced(reduce_range))
         _leave_float(model.graph, set(in_float))
@@ -291,6 +291,15 @@ def _masked(graph: Any, unbounded: set[str]) -> list[str]:
     return names
 
 
+def _stacked_products(graph: Any) -> list[str]:
+    """Return products with a constant that is a stack of matrices, as the positions of DeBERTa are.
+
+    Why: weights get a scale for each column, and the int8 products of ONNX Runtime take those of one matrix only.
+    """
+    stacks = {item.name for item in graph.initializer if len(item.dims) > 2}
+    return [node.name for node in graph.node if node.op_type == "MatMul" and stacks.intersection(node.input)]
+
+
 def _activations_before(nodes: Any, kept: set[str]) -> list[str]:
     """Return ReLUs and clips whose outputs are read by nodes that are kept in float.
 
@@ -368,7 +377,7 @@ def quantize_dynamic(source: FloatFile, target: Path, keep_float: tuple[str, ...
         per_channel=all(node.op_type != "LSTM" for node in source.model.graph.node),
         reduce_range=is_reduced(reduce_range),
         weight_type=quantization.QuantType.QInt8,
-        nodes_to_exclude=kept,
+        nodes_to_exclude=[*kept, *_stacked_products(source.model.graph)],
         use_external_data_format=source.is_big,
         # Products of two activations stay in float: rounding both as they come costs more than it saves.
         extra_options={"MatMulConstBOnly": True},

@@ -19,6 +19,7 @@ from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.measuring.machine import is_fast, retain_freed_memory
 from edge_opt.model_files.file_model import FileModel
+from edge_opt.pruning.layer_kinds import state_tensors
 from edge_opt.quantization.fake_quantization import AUTO_BOUND, keep_float_until_it_agrees, ranked_layers
 from edge_opt.quantization.onnx_files import is_below, size_of, with_data
 from edge_opt.records.conversions import Agreement, Converted, Exported, KeptFloatTrial, LayerPrecision
@@ -266,7 +267,7 @@ class _Conversion:
 
 def _original_bytes(request: ConversionRequest) -> int:
     """Return the bytes of the weights; of a file that was given, the file's."""
-    state = request.call.model.state_dict()
+    state = state_tensors(request.call.model)
     if not state and request.exported is not None:
         return request.exported.size_bytes
     return sum(tensor.nbytes for tensor in state.values())

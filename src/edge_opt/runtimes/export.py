@@ -20,6 +20,7 @@ from torch import nn
 
 from edge_opt._support.files import publish, staging
 from edge_opt._support.progress import quiet, report_progress
+from edge_opt._support.unchanged import gc_paused
 from edge_opt.errors import EdgeOptError, ExportFailed, InvalidInput, first_line, message_of
 from edge_opt.quantization.onnx_files import (
     EXTERNAL_DATA_BYTES,
@@ -179,7 +180,8 @@ def _by_torch_export(
     def exported(attempt: BatchAttempt) -> Any:
         shapes = attempt.dynamic_shapes(torch.export.Dim.AUTO)
         model, names = adapter(), list(call.names)
-        with call.running(), translations_kept():
+        # Graphs of torch are many small objects: searching them for cycles would be a quarter of the time.
+        with call.running(), translations_kept(), gc_paused():
             return torch.onnx.export(
                 model, attempt.tensors, dynamo=True, dynamic_shapes=shapes, input_names=names, verbose=False
             )

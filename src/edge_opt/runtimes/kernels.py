@@ -133,7 +133,9 @@ def _reason(graph: Graph, node: Any, precision: str, asked: str, runtime: str) -
     if _is_kept(node):
         return "kept in float, as asked"
     if node.op_type == "MatMul" and graph.is_dynamic:
-        return "a product of two activations, or of weights that are not constant; those stay in float"
+        return (
+            "a product of two activations, or of weights that are computed or a stack of matrices; those stay in float"
+        )
     if graph.is_quantized(node) and graph.is_read_in_float(node):
         return f"a layer in float reads its output unrounded, and {runtime} rounds what an int8 {node.op_type} gives"
     if graph.is_quantized(node):
@@ -158,7 +160,7 @@ class ProfiledRunner(Protocol):
     path: Path
 
     def kernel_times(self, inputs: Sequence[Any], repeats: int) -> Sequence[ProfileEntry]:
-        """Return every kernel with the seconds of each of so many runs, after one that does not count."""
+        """Return every kernel with the seconds of each of so many runs, after one; of none, those of the one."""
         ...
 
 
@@ -183,7 +185,7 @@ def inspect_kernels(runner: Runner, asked: str, batch: Sequence[Any]) -> Inspect
     """Return the kernels of one run, untimed, and what each layer ran in, with the reason where that was not asked."""
     assert isinstance(runner, ProfiledRunner)
     graph = read_graph(runner.path)
-    kernels = tuple(replace(kernel, seconds=None) for kernel in _kernels(graph, runner, batch, 1))
+    kernels = tuple(replace(kernel, seconds=None) for kernel in _kernels(graph, runner, batch, 0))
     # Kernels of the kind last, so that they have the last word over those that fused something else with it.
     ran = {
         node: kernel.precision

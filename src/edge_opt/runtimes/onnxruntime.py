@@ -65,8 +65,9 @@ class OnnxRuntimeRunner(ClosingRunner):
         with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
             session = open_session(self.path, self.threads, str(Path(folder) / "run"))
             feeds = self.feeds(inputs)
-            for _ in range(1 + repeats):
-                session.run(None, feeds)
+            with translated(f"ONNX Runtime cannot run {self.path.name}", describe=reason):
+                for _ in range(1 + repeats):
+                    session.run(None, feeds)
             return read_onnxruntime(json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))).kernels
 
 

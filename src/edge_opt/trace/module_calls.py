@@ -178,7 +178,8 @@ def _plain_forward(module: nn.Module) -> Callable[..., Any]:
         return module._modules["_orig_mod"]  # type: ignore[return-value]
     if module.__dict__.get("_compiled_call_impl") is not None:
         module.__dict__["_compiled_call_impl"] = None
-    return module.forward
+    # Parts of a script module may have none that Python could call.
+    return getattr(module, "forward", module)
 
 
 def exported_module(program: Any) -> nn.Module:
