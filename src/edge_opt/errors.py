@@ -165,7 +165,7 @@ def translated(
         kind: The class to raise.
         remedy: What to do, behind the library's words.
         describe: Returns the library's words.
-        passed: Errors that are raised as they are, beside ours: a full disk is no fault of the library.
+        passed: Errors that are raised as they are, beside ours: a full disk is not a fault of the library.
 
     >>> with translated("cannot read '2x'"):
     ...     int("2x")

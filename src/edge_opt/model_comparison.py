@@ -345,7 +345,7 @@ def find_trial(result: SweepResult, name: str) -> Trial:
     if len(matching) == 1:
         return result.trial(matching[0])
     choices = "; ".join(f"{key} ({labels[key]})" for key in (matching or list(labels))[:_MAX_CHOICES])
-    problem = "may be any of several" if matching else "is no candidate"
+    problem = "may be any of several" if matching else "is not a candidate"
     raise InvalidInput(f"{name!r} {problem} of the sweep {result.name!r}; write baseline, best, or one of: {choices}")
 
 
@@ -433,7 +433,7 @@ def as_profile(
 
     if not isinstance(subject, nn.Module):
         raise InvalidInput(
-            f"a {type(subject).__name__} is no model; give a ModelProfile, the path of a saved one, or an nn.Module"
+            f"a {type(subject).__name__} is not a model; pass a ModelProfile, the path of a saved one, or an nn.Module"
         )
     if inputs is None and not kwargs:
         raise InvalidInput(f"{type(subject).__name__} needs inputs to be profiled; give their shapes, as in profile()")

@@ -37,7 +37,7 @@ def profile(
     """Return what a model costs on these inputs: per operator, per layer and as a whole, without running it.
 
     Args:
-        model: The model; it is left as it was.
+        model: The model; it is unchanged afterwards.
         inputs: A shape, a tensor, a list with one entry per argument, or a mapping of arguments by name.
         kwargs: More arguments by name; a tensor is a tensor, an `InputSpec` or a (shape, dtype) pair.
         mode: "eval" for inference, or "train" for the forward of training.
@@ -45,7 +45,7 @@ def profile(
         name: Name of the model in tables; its class unless given.
         measure: Also run the model: True, or the options of `edge_opt.measure`. The result is in `measurement`.
         target: A device of the catalogue, its file or `DeviceSpec`, a platform or its file, "host", a calibration or
-            its file, or a list of these. What the model would take there stands in `predictions`.
+            its file, or a list of these. The predicted times are in `predictions`.
         precision: Type of the numbers on the target.
         runtime: What runs the model on the target, such as "ncnn"; the best-known one unless given.
         threads: Threads of the runtime on the target; those of its best-known platform unless given. For threads to

@@ -285,7 +285,7 @@ def test_the_command_shows_every_figure_of_one_device_with_its_source() -> None:
 def test_the_command_says_that_a_bandwidth_is_unknown_and_why() -> None:
     code, out, _ = run("coral")
     assert code == 0
-    assert "it is unknown: weights stay in on-chip memory" in " ".join(out.split())
+    assert "so the roofline does not use it: weights stay in on-chip memory" in " ".join(out.split())
 
 
 def test_the_command_prints_json() -> None:

@@ -261,7 +261,7 @@ def test_wrong_use_is_refused(small: ModelProfile, tmp_path: Path) -> None:
         eo.check(small, max_increase={"macs": "5%"})
     with pytest.raises(InvalidInput, match="needs inputs"):
         eo.check(net(8), "macs <= 1")
-    with pytest.raises(InvalidInput, match="a dict is no model"):
+    with pytest.raises(InvalidInput, match="a dict is not a model"):
         eo.check({}, "macs <= 1")
     with pytest.raises(BudgetError, match="unknown metric 'accuracy'"):
         eo.check(small, parse_budget("accuracy >= 0.9"))

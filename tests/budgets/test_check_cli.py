@@ -188,7 +188,7 @@ def test_compare_finds_candidates_by_label_key_and_role(swept: SweepResult) -> N
     ("arguments", "words"),
     [
         (("run#baseline", "run#prune 9"), "one of: "),
-        (("run#baseline", "run#"), "'' is no candidate of the sweep 'net'"),
+        (("run#baseline", "run#"), "'' is not a candidate of the sweep 'net'"),
         (("run#baseline", "gone#best"), "no file 'gone"),
         (("run#baseline", "old.json"), "'old.json' is no candidate"),
         (("run#baseline", "old.json#best"), "not a sweep"),

@@ -93,7 +93,7 @@ def test_a_sensitivity_that_is_none_is_named_with_what_it_lacks(run: Path) -> No
     (run / "sensitivity.json").write_text('{"conv1": 0.1}')
     done = report(run)
     assert done.exit_code == 2
-    assert "sensitivity.json' is no sensitivity" in done.stderr and done.stderr.count("\n") == 1
+    assert "sensitivity.json' is not a sensitivity" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_what_a_sensitivity_found_is_on_the_page(run: Path) -> None:

@@ -321,7 +321,7 @@ REFUSED = {
     "do not fit its input (1, 4)": one_op("SPACE_TO_BATCH_ND", x(1, 4), i32(2, 2), scalar([[0, 0], [0, 0]])),
     "depends on the values of": one_op("TRANSPOSE", x(2, 3), x(2, of="int32")),
     "its result would have the shape": one_op("FILL", i32(-1, 2), scalar(7, "float32")),
-    "it would make float32 of its inputs, and the file says int32": one_op("ABS", x(2, 3), makes="int32"),
+    "its result would be float32, but the file says int32": one_op("ABS", x(2, 3), makes="int32"),
 }  # fmt: skip
 
 

@@ -144,7 +144,7 @@ def test_a_small_input_of_integers_is_read_by_its_shape(tmp_path: Path, kind: st
 def test_a_result_of_another_type_than_the_file_says_is_refused(tmp_path: Path) -> None:
     tensors = {"x": ((2, 4), "int8"), "y": ((2, 4), "int8")}
     path = write(tmp_path / "m.tflite", Graph([Op("ATAN2", "x x", "y")], tensors, "x", "y"))
-    with pytest.raises(TraceFailed, match="it would make float32 of its inputs, and the file says int8"):
+    with pytest.raises(TraceFailed, match="its result would be float32, but the file says int8"):
         profiled(path, (2, 4))
 
 

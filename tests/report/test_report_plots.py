@@ -139,5 +139,5 @@ def test_a_sensitivity_is_a_table_of_layers_and_changes() -> None:
 
 @pytest.mark.parametrize("damage", [{"rows": [1]}, {"rows": [{"path": "a"}]}, {"samples": "many"}, {"metric": None}])
 def test_what_is_no_sensitivity_is_refused(damage: dict[str, object]) -> None:
-    with pytest.raises(InvalidInput, match="is no sensitivity"):
+    with pytest.raises(InvalidInput, match="is not a sensitivity"):
         read_sensitivity({**sensitivity_of({"a": 0.25}).to_dict(), **damage})

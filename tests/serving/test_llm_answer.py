@@ -308,7 +308,7 @@ def test_a_name_that_the_cache_does_not_have(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", missing)
     with pytest.raises(ModelNotFound, match="'org/name' is not in the local Hugging Face cache, and the Hub cannot"):
         llm("hf:org/name")
-    with pytest.raises(ModelNotFound, match="is no name on the Hub"):
+    with pytest.raises(ModelNotFound, match="is not a name on the Hub"):
         llm("hf:a/b/c")
 
 

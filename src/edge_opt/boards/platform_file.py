@@ -154,7 +154,7 @@ def checked_platform(table: Mapping[str, Any], path: str | os.PathLike[str]) -> 
     try:
         platform = platform_from(table)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InvalidDevice(f"{str(path)!r} is no platform, or is cut off: {error!r}; write it again") from error
+        raise InvalidDevice(f"{str(path)!r} is not a platform, or is truncated: {error!r}; write it again") from error
     if platform.kind not in family_names() or platform.costs.covariance.shape != (len(CLASSES), len(CLASSES)):
         raise InvalidDevice(f"{str(path)!r} is of another version of edge-opt; write it again with `edge-opt board`")
     return platform

@@ -78,7 +78,7 @@ def read_runtime_profile(path: str | os.PathLike[str]) -> RuntimeProfile:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UnreadableProfile(f"{str(path)!r} is cut off or damaged ({type(error).__name__}: {error})") from error
     if profile is None or not profile.kernels:
-        raise UnreadableProfile(f"{str(path)!r} is no profile of a runtime that is known; it may be {FORMS}")
+        raise UnreadableProfile(f"{str(path)!r} is not a profile of a known runtime; it may be {FORMS}")
     return profile
 
 

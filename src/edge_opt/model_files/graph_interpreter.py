@@ -357,7 +357,7 @@ def _check_types(call: NodeCall, results: tuple[Any, ...]) -> None:
     for (_, dtype), value in zip(call.get("results", ()), results, strict=False):
         if isinstance(value, torch.Tensor) and dtype is not None and value.dtype != torch_dtype(dtype):
             shown = str(value.dtype).removeprefix("torch.")
-            raise call.error(f"it would make {shown} of its inputs, and the file says {dtype}; there is no rule for it")
+            raise call.error(f"its result would be {shown}, but the file says {dtype}; there is no rule for it")
 
 
 def sklearn_outputs(call: NodeCall) -> list[torch.Tensor]:

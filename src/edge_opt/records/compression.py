@@ -28,7 +28,7 @@ class TensorShape(Record):
 
 @record
 class KeptIndices(Record):
-    """What is left of one dimension of a tensor of the original model."""
+    """The kept part of one dimension of a tensor of the original model."""
 
     tensor: str = field("Name of the tensor in the state dict.")
     dim: int = field("The dimension that is cut, from 0.")
@@ -58,7 +58,7 @@ class PruneSpec(Record):
 
 @record
 class PruneRequest(Record):
-    """What was asked for: one ratio, ratios by layer, or a share of MACs or of latency that is to remain."""
+    """The request: one ratio, ratios by layer, or a share of MACs or of latency that is to remain."""
 
     ratio: float | None = field("Share to remove of every layer; None where something else was asked for.")
     layers: tuple[tuple[str, float], ...] = field("Layers with the share to remove of each.")
@@ -100,7 +100,7 @@ class Shortfall(Record):
 
 @record
 class PruneResult(Shown):
-    """What the pruned model costs beside the original, by our own count, on the example inputs."""
+    """The cost of the pruned model and of the original, counted on the example inputs."""
 
     macs_before: int = field("MACs of the original.")
     macs: int = field("MACs of the pruned model.")
@@ -139,7 +139,7 @@ class PruneResult(Shown):
 
 @record
 class PruneCheck(Record):
-    """What was run to prove the pruned model."""
+    """The checks that were run on the pruned model."""
 
     outputs: tuple[tuple[int, ...], ...] = field("Shapes of its outputs.")
     gradients: int = field("How many parameters got a gradient in a backward pass.")
@@ -282,7 +282,7 @@ class LayerSensitivity(Record):
 
 @record
 class Sensitivity(Shown):
-    """What each layer's change costs. Pruning is real; quantization is simulated in floating point."""
+    """The effect of changing each layer alone. Pruning is real; quantization is simulated in floating point."""
 
     metric: str = field('What the score is: "accuracy", or the metric that was asked for.')
     baseline: float = field("Score of the unchanged model.")

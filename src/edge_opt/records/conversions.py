@@ -1,4 +1,4 @@
-"""What a conversion came to: files, layers, kernels, agreement."""
+"""Results of a conversion: files, layers, kernels, agreement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UnseenKind = Literal["held out", "rolled"]
 
 @record
 class Exported(Shown):
-    """An ONNX file in float32, ready to be quantised."""
+    """An ONNX file in float32, ready to be quantized."""
 
     path: str = field("The file.")
     inputs: tuple[str, ...] = field("Names of the inputs.")
@@ -25,7 +25,7 @@ class Exported(Shown):
 
 @record
 class LayerPrecision(Record):
-    """What one layer with weights or a product really runs in."""
+    """The precision in which one layer with weights or a product really runs."""
 
     path: str = field('Path of the module; "" where the runtime\'s graph does not say.')
     op: str = field('The operator, such as "Conv".')

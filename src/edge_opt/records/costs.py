@@ -1,4 +1,4 @@
-"""What a trace saw and what it costs: tensors, operators, layers, totals."""
+"""Records of a trace and its costs: tensors, operators, layers, totals."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class ModuleCall(Record):
 
 @record
 class Trace(Record):
-    """What a model called, on which shapes, in which order."""
+    """The operators that a model called, with their shapes, in order."""
 
     modules: tuple[ModuleCall, ...] = field("Module calls, in the order they began; the model itself is first.")
     signatures: tuple[OpSignature, ...] = field("Operators with their shapes; each distinct one once.")
@@ -146,7 +146,7 @@ Status = Literal["priced", "free", "unpriced"]
 
 @record
 class OpCost(Record):
-    """What an operator costs."""
+    """The cost of an operator."""
 
     macs: int = field("Multiplications with an addition, as in products and convolutions.", default=0)
     other_ops: int = field("All arithmetic outside MACs: element-wise, norms, reductions, bias.", default=0)
@@ -178,7 +178,7 @@ class OpCost(Record):
 
 @record
 class OpPrice(Record):
-    """What the cost rules say about one signature."""
+    """The cost of one signature, by its cost rule."""
 
     status: Status = field('"priced" by a rule, "free" because it does no work, "unpriced" where no rule exists.')
     kind: str = field('The class of work, such as "conv" or "norm".')

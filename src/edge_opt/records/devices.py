@@ -29,7 +29,7 @@ class Bandwidth(Record):
     """Bytes per second by one method."""
 
     method: str = field('How it is known: "datasheet", "quoted", or a measurement such as "memcpy".')
-    engine: Engine | None = field("Who moved the bytes; None for a figure on paper.")
+    engine: Engine | None = field("Engine that moved the bytes; None for a data-sheet figure.")
     figure: Figure = field("Bytes per second.")
 
 
@@ -98,7 +98,7 @@ class DeviceSpec(Shown):
 
         Args:
             method: "datasheet" or "quoted"; with an engine, a measurement such as "memcpy".
-            engine: Who moved the bytes; None for a figure on paper.
+            engine: Engine that moved the bytes; None for a data-sheet figure.
         """
         return next(
             (item.figure for item in self.bandwidths if (item.method, item.engine) == (method, engine)),
@@ -206,7 +206,7 @@ class BatchFit(Shown):
 
     @property
     def remark(self) -> str:
-        """What the bytes leave out, in a sentence."""
+        """A sentence about memory that is not included."""
         return "; ".join((SCRATCH_IS_APART, *(f"{work}: its memory is not known" for work in self.outside)))
 
     @property

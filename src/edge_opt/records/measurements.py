@@ -31,7 +31,7 @@ class Latency(Shown):
     p90_s: float = field("Nine samples in ten are not longer.")
     p95_s: float = field("95 in 100 samples are not longer.")
     p99_s: float = field("99 in 100 samples are not longer.")
-    median_interval_s: Interval = field("How well the median is known.")
+    median_interval_s: Interval = field("95 % interval of the median.")
     cpu_minimum_s: float = field("The shortest sample in CPU time.")
     cpu_median_s: float = field("The middle sample in CPU time.")
     batch_size: int = field("Samples in one forward.")
@@ -63,7 +63,7 @@ class LayerLatency(Record):
     path: str = field("Path of the module.")
     kind: str = field('Class of the module, such as "Conv2d".')
     seconds: float = field("Its part of one forward.")
-    interval_s: Interval = field("How well that is known.")
+    interval_s: Interval = field("Its 95 % interval.")
     share: float = field("Its part as a share of the whole forward.")
     macs_per_s: float | None = field("MACs per second; None where one of its operators has no cost rule.")
     bytes_per_s: float | None = field("Bytes moved per second; None where one of its operators has no cost rule.")
@@ -142,7 +142,7 @@ class Environment(Shown):
 
 @record
 class LayerStep(Record):
-    """What one module took in a forward and backward, without its children; all its calls together."""
+    """The measured time of one module, forward and backward, without its children; all its calls together."""
 
     path: str = field('Path of the module; "" for the model itself.')
     kind: str = field("Class of the module.")
@@ -195,7 +195,7 @@ class Facility(Record):
 
 @record
 class Diagnosis(Shown):
-    """What a measurement on this machine would rest on."""
+    """Facts about this machine that affect measurements."""
 
     environment: Environment = field("The machine and the process.")
     interop_threads: int = field("Threads that torch uses to run operators side by side.")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# Of a convolution by its kernel, or a plain matrix product.
+# Convolutions by their kernel, or a plain matrix product.
 PeakClass = Literal["gemm", "conv3x3", "conv1x1", "depthwise", "strided"]
 
 
@@ -54,7 +54,7 @@ class MeasuredPeak(Record):
 
 @record
 class MeasuredBandwidth(Record):
-    """What a copy in memory reaches."""
+    """The bandwidth that a copy in memory reaches."""
 
     working_set_bytes: int = field("Bytes of source and target together; a small set stays in a cache.")
     bytes_per_s: float = field("Bytes read plus bytes written per second.")
@@ -118,7 +118,7 @@ Basis = Literal["calibrated", "timed", "fitted", "roofline"]
 
 @record
 class LayerPrediction(Record):
-    """What one module call would take, children apart."""
+    """The predicted time of one module call, without its children."""
 
     module: int = field("Place of the module call in the trace.")
     path: str = field("Path of the module.")
@@ -133,7 +133,7 @@ class LayerPrediction(Record):
 
 @record
 class Prediction(Shown):
-    """What the whole model would take on a target; its layers add up to `seconds`."""
+    """The predicted time of a model on a target; its layers add up to `seconds`."""
 
     target: str = field("Name of the target.")
     basis: Basis = field('"calibrated" or "timed" operators, costs "fitted" to whole models, or "roofline".')
@@ -155,7 +155,7 @@ class Prediction(Shown):
         return f"{time}{ends} on {self.target} in {self.precision}, {self.basis}, {len(self.layers)} layers"
 
 
-# Who says what peak memory is; a measured one stands in its own record.
+# How peak memory is determined; a measured one is in its own record.
 MemoryKind = Literal["static eager", "static planner"]
 
 
@@ -188,7 +188,7 @@ class DeviceMemoryPoint(Record):
 
 @record
 class DeviceMemory(Shown):
-    """What a device's caching allocator would hold during one forward, by simulation; in bytes."""
+    """The simulated bytes of a device's caching allocator during one forward pass."""
 
     device: str = field('Whose allocator it is, such as "cuda".')
     source: str = field("Where the figures are from: a simulation.")
@@ -246,7 +246,7 @@ class TargetComparison(Shown):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know about the figures; a sentence that holds for several targets stands once, with their names."""
+        """Remarks on the values; one that applies to several targets occurs once, with their names."""
         targets: dict[str, list[str]] = {}
         for fit in self.targets:
             energies = [f"energy: {energy.note}" for energy in fit.prediction.energies[:1]]

@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 
 @record
 class ModelProfile(Shown):
-    """What a model costs: the trace, its prices, and the views people ask for."""
+    """The cost of a model: its trace, the costs of its operators, and views of them."""
 
     name: str = field("Name of the model.")
     mode: Literal["eval", "train"] = field('Whether it was traced for inference ("eval") or for training.')
@@ -60,7 +60,7 @@ class ModelProfile(Shown):
 
     @property
     def prediction(self) -> Prediction | None:
-        """What it would take on the first target; None where no target was asked for."""
+        """The prediction for the first target; None without a target."""
         return self.predictions[0] if self.predictions else None
 
     @property
@@ -144,7 +144,7 @@ FigureUnit = Literal["count", "bytes", "time", "energy", "share", "rate"]
 
 @record
 class LayerFigures(Record):
-    """What one layer of one model costs itself."""
+    """The cost of one layer of one model, without its children."""
 
     path: str = field('Path of the module; "" for the model itself.')
     kind: str = field('Class of the module, such as "Conv2d".')

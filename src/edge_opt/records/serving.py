@@ -24,7 +24,7 @@ class ServingPart(Record):
 
 @record
 class ServingMemory(Record):
-    """What must be in memory at once, and whether it fits."""
+    """The memory that is needed at once, and whether it fits."""
 
     weights_bytes: int = field("Every parameter in its format, scales included; all experts of a mixture.")
     buffer_bytes: int = field("Tensors that the model keeps beside its parameters, such as tables for positions.")
@@ -124,7 +124,7 @@ class ServingReport(Saved):
     params: int = field("Parameters; a shared table counts once.")
     active_params: int = field("Parameters used per token, without the embedding table.")
     bits_per_weight: float = field("Average over all parameters, scales included.")
-    max_context: int | None = field("Positions that the model was made for; None where there is no limit.")
+    max_context: int | None = field("Maximum context of the model; None where there is no limit.")
     memory: ServingMemory = field("What must be held, and whether it fits.")
     prefill: PrefillCost = field("Reading the prompt.")
     decode: DecodeCost = field("Making tokens at full context.")

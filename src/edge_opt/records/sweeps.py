@@ -23,7 +23,7 @@ MetricDirection = Literal["higher", "lower"]
 SHARES = ("accuracy", "top5", "f1", "miou", "auroc")
 # Where a batch that is a mapping has its labels; the first of these that it has.
 LABELS = ("labels", "label", "y", "targets", "target")
-# What a pruned variant must be beside what the user asks for; else it is rejected with these words.
+# A pruned variant must also satisfy this; otherwise it is rejected with these words.
 FASTER_THAN_UNPRUNED = "faster than unpruned"
 Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"]
 
@@ -57,7 +57,7 @@ class Candidate(Record):
 
 @record
 class TrialMetrics(Shown):
-    """What was found out about one candidate; None where a figure is not known. Accuracies are shares of one.
+    """The measurements of one candidate; None where a value is not known. Accuracies are between 0 and 1.
 
     Where `metric` names another metric than accuracy, the fields `accuracy`, `accuracy_low`, `accuracy_high` and
     `test_accuracy` hold that one, and `accuracy_drop` is by how much it is worse than the baseline's.
@@ -119,7 +119,7 @@ class TrialMetrics(Shown):
 
     @property
     def energy_proxy_note(self) -> str | None:
-        """What the proxy of energy rests on; None where the energy is none."""
+        """The assumption behind the energy proxy; None if the energy is not a proxy."""
         return self.energy_source if self.energy_source.startswith("proxy") else None
 
     @property
@@ -221,7 +221,7 @@ class Finals(Shown):
     finalists: tuple[Finalist, ...] = field("The variants, the baseline first.")
 
     def of(self, candidate: Candidate) -> Finalist | None:
-        """Return what was found of a candidate; None where it was no finalist.
+        """Return the times of a candidate; None if it was not a finalist.
 
         Args:
             candidate: The candidate.

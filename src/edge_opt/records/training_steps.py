@@ -1,4 +1,4 @@
-"""What a training step costs: forward, backward, optimizer, and the memory of all of it."""
+"""Records of a training step: forward, backward, optimizer, and memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MemoryPoint(Record):
 
 @record
 class TrainingLayer(Record):
-    """What one module takes in a step, without its children; all its calls together."""
+    """The cost of one module in a step, without its children; all its calls together."""
 
     path: str = field('Path of the module; "" for the model itself.')
     kind: str = field('Class of the module; "loss" for what is computed outside of the model.')
@@ -108,7 +108,7 @@ class StepTime(Record):
 
 @record
 class TrainingCost(Record):
-    """The two figures of a training step that budgets and sweeps speak of."""
+    """The two values of a training step that budgets and sweeps use."""
 
     optimizer: str = field("The optimizer by name.")
     flops: int = field("FLOPs of forward, backward and recomputation of one step; two per MAC.")
@@ -118,7 +118,7 @@ class TrainingCost(Record):
 
 @record
 class TrainingStep(Saved):
-    """What one training step costs, before it is run."""
+    """The cost of one training step, from its trace."""
 
     name: str = field("Name of the model.")
     optimizer: str = field("The optimizer by name.")

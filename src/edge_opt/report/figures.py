@@ -269,7 +269,7 @@ def read_sensitivity(plain: Mapping[str, Any], source: str = "the document") -> 
         return from_plain(Sensitivity, plain)
     except UnreadableProfile as error:
         raise InvalidInput(
-            f"{source} is no sensitivity: {error}; expected what eo.sensitivity(...).to_dict() gives"
+            f"{source} is not a sensitivity: {error}; expected the result of eo.sensitivity(...).to_dict()"
         ) from error
 
 

@@ -38,7 +38,7 @@ _FILE_WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: a row under its label, behind the guides of a tree. The whole and the remainder are no parts."""
+    """One line: a row under its label, behind the guides of a tree. The total and the remainder are not parts."""
 
     label: str
     row: ProfileRow

@@ -54,10 +54,10 @@ def _fault_of(result: SweepResult) -> str | None:
     if len(known) < len(keys):
         return "a candidate has two rows"
     if result.best is not None and result.best not in known:
-        return f"the best is {result.best!r}, which is no row"
+        return f"the best is {result.best!r}, which is not a row"
     for name, members in result.frontiers:
         if not known.issuperset(members):
-            return f"the frontier {name!r} names candidates that are no rows"
+            return f"the frontier {name!r} names candidates that are not rows"
     for trial in (result.baseline, *result.trials):
         if (trial.status == "done") != (trial.metrics is not None) or (trial.status == "failed") != bool(trial.failure):
             return f"{trial.candidate.label} is {trial.status!r} and has {'no ' * (trial.metrics is None)}figures"

@@ -86,107 +86,107 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     seed: Annotated[int, Field(ge=0)] = setting(0, "training", sweep=True, group="Run")
-    """Decides the parts of the data, first weights and fine-tuning."""
+    """Seed of the split of the data, the initial weights and fine-tuning."""
     output_dir: str = setting("outputs", "report")
-    """Where everything is written; a second run resumes there."""
+    """Folder of all results; a second run resumes there."""
 
     dataset: str = setting("digits", "data", group="Data")
-    """digits, mnist, fashion-mnist, or loaders of your own: file.py:loaders."""
+    """digits, mnist, fashion-mnist, or your own loaders: file.py:loaders."""
     data_dir: str | None = setting(None, "search")
-    """Folder of idx files; null looks where packages put them."""
+    """Folder of idx files; null searches the usual folders."""
     download: bool = setting(False, "search")
-    """Fetch mnist or fashion-mnist if it is not here."""
+    """Download mnist or fashion-mnist if it is missing."""
     batch_size: Count = setting(32, "data")
     """Samples per batch, in training and in measured latency."""
     train_subset: Count | None = setting(None, "data")
-    """Training samples; null is all that are left."""
+    """Training samples; null uses all that the other parts leave."""
     val_subset: Count | None = setting(None, "data")
-    """Validation samples, by which candidates are chosen; null is as many as the test part has."""
+    """Validation samples, used to choose candidates; null uses as many as the test part has."""
     calibration_batches: Count = setting(4, "data", sweep=True)
-    """Batches that decide the ranges of int8, apart from the others."""
+    """Batches that set the ranges of int8; in no other part."""
     dataloader_seed: Annotated[int, Field(ge=0)] | None = setting(None, "data")
-    """Decides the order of training samples; null is seed."""
+    """Seed of the order of training samples; null uses seed."""
     num_workers: Annotated[int, Field(ge=0, le=1024)] = setting(0, "search")
-    """Processes that load data; 0 is none beside ours."""
+    """Extra processes that load data."""
 
     metric: Any = setting("accuracy", "training", sweep=True, group="Task")
     """Quality metric: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, or your own on outputs
     and targets: file.py:f."""
     metric_direction: Literal["higher", "lower"] | None = setting(None, "training", sweep=True)
-    """Which way the metric is better; null is the named metric's own. Yours must say it."""
+    """Whether a higher or a lower metric is better. Required for your own; null for named metrics."""
     loss: Any = setting(None, "training", sweep=True)
-    """What is trained on: cross_entropy, mse, l1, smooth_l1, huber, bce_with_logits, or file.py:f; null follows the
-    metric's task."""
+    """Loss: cross_entropy, mse, l1, smooth_l1, huber, bce_with_logits, or file.py:f; null: cross-entropy for classes,
+    else squared error."""
     forward: Any = setting(None, "training", sweep=True)
-    """How the model is called with a batch: file.py:f of (model, batch); null passes its inputs."""
+    """Function (model, batch) that calls the model: file.py:f; null passes the batch's inputs."""
     collate: Any = setting(None, "training", sweep=True)
-    """Makes a batch of a list of samples: file.py:f, for parts that are datasets, not loaders."""
+    """Function that makes a batch of a list of samples: file.py:f; for datasets instead of loaders."""
 
     model: str | SmallCNNConfig = setting(SmallCNNConfig(), "training", group="Training")
-    """Widths of the bundled network, or a model of yours: file.py:factory, torchvision:NAME, timm:NAME."""
+    """Widths of the bundled network, or your model: file.py:factory, torchvision:NAME, timm:NAME."""
     device: str = setting("cpu", "training")
-    """Where training runs: cpu, cuda, cuda:1 or mps. Variants run on the CPU."""
+    """Device for training: cpu, cuda, cuda:1 or mps. Variants run on the CPU."""
     build_threads: Threads | None = setting(1, "training", sweep=True)
-    """Threads of training and building; small networks are fastest with one. null is all cores."""
+    """Threads for training and building; small networks are fastest with one. null: all cores."""
     epochs: Annotated[Epochs, Field(ge=1)] = setting(12, "training")
-    """Passes over the training part for the baseline."""
+    """Epochs of training the baseline."""
     learning_rate: Positive = setting(3e-3, "training", sweep=True)
-    """Of AdamW, falling to zero over the epochs."""
+    """Learning rate of AdamW, falling to zero over the epochs."""
     fine_tune_epochs: Annotated[Epochs, Field(ge=0)] = setting(3, "candidate", sweep=True)
-    """Passes after pruning."""
+    """Epochs of fine-tuning after pruning."""
     distillation: bool = setting(False, "candidate", sweep=True)
-    """Let the baseline teach while fine-tuning."""
+    """Distill the baseline while fine-tuning."""
     train_for_int8: bool = setting(False, "candidate", sweep=True)
-    """Fine-tune what runs in int8 with its rounding, the unpruned model too: more training."""
+    """Fine-tune int8 variants with simulated rounding, also the unpruned one."""
 
     pruning_levels: Annotated[list[Share], Field(min_length=1)] | Literal["auto"] = setting(
         "auto", "search", sweep=True, group="Variants"
     )
-    """Shares of channels to remove, such as [0, 0.25, 0.5]; auto tries thirteen before training, and trains the one
-    worth it."""
+    """Pruning ratios, such as [0, 0.25, 0.5]; auto screens thirteen without training, and trains the fastest that
+    stays accurate."""
     layer_pruning: dict[str, Annotated[list[Share], Field(min_length=1)]] = setting({}, "search", sweep=True)
-    """Shares to try for single layers, by path; there they stand in for pruning_levels."""
+    """Pruning ratios of single layers, by path, instead of pruning_levels."""
     importance: Literal["auto", "group", "reconstruction", "taylor"] = setting("auto", "candidate", sweep=True)
-    """Which channels go: the least by this; auto is group: all layers that write or read it."""
+    """How channels are ranked for removal; auto is group: weights of all layers that write or read it."""
     round_to: Count | Literal["auto"] = setting("auto", "candidate", sweep=True)
-    """Channels that stay are a multiple of this; auto is what this CPU runs fast."""
+    """Round kept channels to a multiple of this; auto: what this CPU runs fast."""
     precisions: Annotated[list[Precisions], Field(min_length=1)] = setting(["fp32", "int8"], "search", sweep=True)
     """fp32, fp16, bf16, int8."""
     quantization_backend: Literal["auto", "x86", "fbgemm", "onednn", "qnnpack"] = setting(
         "auto", "candidate", sweep=True
     )
-    """Kernels that int8 is made for: x86 (fbgemm, onednn), qnnpack (ARM), or this machine's."""
+    """Kernels of int8: x86 (fbgemm, onednn), qnnpack (ARM), or auto: this machine's."""
     runtimes: Annotated[list[Runtimes], Field(min_length=1)] = setting(
         ["torch", "onnxruntime"], "search", sweep=True, description=f"{', '.join(runtime_names())}."
     )
 
     constraints: list[str] = setting(["accuracy_drop <= 0.01"], "search", sweep=True, group="Budget")
-    """What a variant must keep, such as latency_ms <= 5, size_mb <= 1, mae_drop <= 0.2. With another metric the default
-    speaks of its own drop if it is a share, and else there is none."""
+    """Limits of a variant, such as latency_ms <= 5, size_mb <= 1, mae_drop <= 0.2. For another metric between 0 and 1,
+    the default limits its drop; other metrics have no default."""
     active_memory_budget_mb: Positive | None = setting(None, "search", sweep=True)
-    """MiB that the weights may take: model_mb <= this. Peak memory is a constraint of its own."""
+    """Limit of the weights in MiB: the constraint model_mb <= this."""
     memory_budgets_mb: list[Positive] = setting([1.0, 2.0, 4.0], "report")
-    """Budgets of the weights for which the tables say what keeps them."""
+    """Limits of the weights in MiB that the tables are made for."""
     pareto_use_ci: bool = setting(False, "search", sweep=True)
-    """A variant beats another only where their intervals do not overlap."""
+    """A variant dominates another only if their intervals do not overlap."""
 
     sampler: Literal["grid", "nsga2", "tpe"] = setting("grid", "search", sweep=True)
     """Accepted from older files and not used: `trials` candidates are drawn at random."""
     trials: Count | None = setting(None, "search", sweep=True, group="Search")
-    """Candidates to try, drawn at random; null is the whole space."""
+    """Candidates to try, drawn at random; null: all."""
     memory_limit_mb: Positive | None = setting(None, "search", sweep=True)
-    """Memory that one candidate may take; null is no limit."""
+    """Memory limit of one candidate; null: no limit."""
     time_limit_s: Positive | None = setting(600.0, "search", sweep=True)
-    """Seconds that one candidate may take."""
+    """Time limit of one candidate in seconds."""
     sensitivity: bool = setting(False, "report")
-    """Also find out what pruning each layer alone costs."""
+    """Also measure the effect of pruning each layer alone."""
 
     min_time_s: Positive = setting(0.4, "timing", sweep=True, group="Measuring")
-    """Seconds for which each variant is timed at least; twice as long where it is noisy."""
+    """Minimum seconds of timing per variant; twice as long if it is noisy."""
     deploy_batch: Count = setting(1, "timing", sweep=True)
-    """Samples in one call of the deployed model; by its time variants are ranked and compared."""
+    """Samples per call of the deployed model; variants are ranked by this latency."""
     threads: Threads | None = setting(1, "timing", sweep=True)
-    """Threads of a variant while it is timed; null is all cores."""
+    """Threads of a variant while it is timed; null: all cores."""
     benchmark_repeats: Count = setting(5, "report")
     """Accepted from older files and not used: min_time_s decides."""
     benchmark_trials: Count = setting(3, "report")
@@ -194,22 +194,22 @@ class RunConfig(BaseModel):
     benchmark_warmup: Annotated[int, Field(ge=0)] = setting(3, "report")
     """Accepted from older files and not used: warm-up ends when times no longer fall."""
     power_watts: Positive = setting(2.0, "timing", sweep=True)
-    """Power of the device; where no meter can be read, energy is this times latency, a proxy."""
+    """Power of the device in watts. Without a meter, energy is this times latency, a proxy."""
 
     target: str | None = setting(None, "report", group="Deployment")
-    """A device of `edge-opt devices`, for which times are estimated beside those measured here."""
+    """Device of `edge-opt devices` to predict times for."""
     target_runtime: str | None = setting(None, "report")
-    """What runs the model on the target, such as ncnn; null is the best known."""
+    """Runtime on the target, such as ncnn; null: the one with the most accurate data."""
     target_threads: Count | None = setting(None, "report")
-    """Of the runtime on the target; null is those of its best-known platform."""
+    """Threads of the runtime on the target; null: those with the most accurate data."""
     cpu_frequency_scale: Positive = setting(1.0, "report")
-    """Clock of the device over the clock here; 0.5 is half."""
+    """Clock of the simulated device over the clock of this machine."""
     stream_interval_ms: Positive = setting(10.0, "report")
-    """One sample arrives every so often."""
+    """Interval between two samples of the simulated stream."""
     memory_bandwidth_gbps: Positive = setting(4.3, "report")
-    """Of the device, for its own roofline; 4.3 is a Raspberry Pi 4."""
+    """Memory bandwidth of the simulated device, for its roofline; 4.3 is a Raspberry Pi 4."""
     peak_compute_gmacs: Positive | None = setting(None, "report")
-    """Of the device; null leaves the roofline's knee out."""
+    """Peak compute of the simulated device; null: the roofline has no knee."""
 
     @field_validator("model", mode="before")
     @classmethod
@@ -305,7 +305,7 @@ class RunConfig(BaseModel):
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """Resident bytes that one phase may take; None is no limit."""
+        """Resident bytes that one phase may take; None: no limit."""
         return None if self.memory_limit_mb is None else int(self.memory_limit_mb * MIB)
 
     @property
@@ -358,7 +358,7 @@ def template() -> str:
     """Return a file with every key that has an effect, its default and what it is for, under headings.
 
     >>> print(template().splitlines()[4])
-    # Decides the parts of the data, first weights and fine-tuning.
+    # Seed of the split of the data, the initial weights and fine-tuning.
     """
     lines = [_HEAD]
     former = former_names("configuration key")
@@ -382,7 +382,7 @@ def description_of(key: str) -> str:
     """Return what a key means, on one line.
 
     >>> description_of("epochs")
-    'Passes over the training part for the baseline.'
+    'Epochs of training the baseline.'
     """
     return " ".join(str(RunConfig.model_fields[key].description).split())
 

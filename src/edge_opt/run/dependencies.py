@@ -1,4 +1,4 @@
-"""What results depend on: code by its source, installed packages by version, data by content.
+"""Dependencies of results: code by its source, installed packages by version, data by content.
 
 Code is found by its imports, without running it. A file that neither an import nor a class of the model leads to, such
 as a checkpoint that a factory reads, is seen in the weights only.
@@ -105,7 +105,7 @@ def code_sources(reference: str | None, model: nn.Module | None = None) -> dict[
     sources = {name: ResultSource(text) for name in sorted(packages) if (text := _version(name)) is not None}
     for path in sorted(path for path in files if path.is_file()):
         name = _short(path)
-        # Of Python without comments and layout, which change nothing that runs.
+        # Python without comments and layout, which do not change what runs.
         content = ast.dump(_parsed(path)).encode() if path.suffix == ".py" else path.read_bytes()
         sources[str(path) if name in sources else name] = ResultSource(hashlib.sha256(content).hexdigest())
     return sources

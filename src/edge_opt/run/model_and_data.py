@@ -34,7 +34,7 @@ STRUCTURE = "inputs.json"
 
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
-    """Compute with so many threads inside, and with the caller's number outside.
+    """Compute with this many threads inside, and restore the caller's number.
 
     >>> before = torch.get_num_threads()
     >>> with torch_threads(1):
@@ -201,7 +201,7 @@ class ScoreSummary:
         samples: Samples it was computed over.
         metric: Its name.
         direction: Whether higher or lower is better.
-        answers: Which samples were answered right, packed; "" where the metric is no share of right answers.
+        answers: Which samples were answered right, packed; "" where the metric is not a share of right answers.
         replicates: The metric on samples drawn again and again, the same draws for every variant; empty where `answers`
             say more.
     """

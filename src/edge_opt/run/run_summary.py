@@ -1,4 +1,4 @@
-"""What `summary.json` and `reproducibility.json` hold; keys of the published pipeline stand beside our own."""
+"""Contents of `summary.json` and `reproducibility.json`: keys of the published pipeline and our own."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
 
 
 def _first(part: Iterable[Any], samples: int) -> list[Any]:
-    """Return the first batches, with so many samples or a few more."""
+    """Return the first batches, with at least this many samples."""
     batches: list[Any] = []
     for batch in part:
         batches.append(batch)
@@ -278,7 +278,7 @@ def _largest_recoverable(
             scores[share, round_to] = score(models[share])
             return scores[share, round_to] >= least
 
-        # What one rounding bears, another nearly does.
+        # Ratios that are accurate enough with one rounding are nearly so with another.
         known_share = next((share for share, _ in largest), None)
         near = None if known_share is None else [abs(share - known_share) for share in able]
         last = bisect_last(keeps, able, near.index(min(near)) if near else None)

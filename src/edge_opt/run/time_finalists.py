@@ -94,7 +94,7 @@ def session_of(latencies: Mapping[str, Latency], lost: Sequence[str]) -> Session
 def by_speed(sessions: Sequence[Session]) -> tuple[list[Session], int]:
     """Return the sessions, that of the fastest machine first, and how many of them saw it at its fastest or nearly so.
 
-    How fast it was is the mean over the fastest blocks of all variants that every process timed.
+    The speed of a process is the mean over the fastest blocks of all variants that every process timed.
     """
     shared = [key for key in sessions[0].cpu if all(session.cpu.get(key) for session in sessions)] if sessions else []
     levels = [sum(min(session.cpu[key]) for key in shared) / max(1, len(shared)) for session in sessions]

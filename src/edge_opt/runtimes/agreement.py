@@ -524,7 +524,7 @@ def rolled(names: Sequence[str], batches: Sequence[Tensors], most: int = _MOST_R
     # Of ids, types and positions, ids have the most values.
     ids = max(others, key=lambda tensor: len(torch.unique(tensor)))
     is_read = torch.stack([torch.ones_like(ids, dtype=torch.bool), *masks]).all(0)
-    # One sample tells nothing of what others begin with.
+    # One sample does not show how others begin.
     start = int((ids == ids[0]).all(0).long().cumprod(0).sum()) if len(ids) > 1 else 0
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for row, place in is_read.nonzero().tolist():

@@ -16,7 +16,7 @@ from edge_opt.records.sweeps import Candidate
 from edge_opt.runtimes.registry import unsupported_pairs
 
 Pair = tuple[Precision, str]
-# What models can be converted to; int4 is of weights on paper, and no runtime here takes it.
+# Precisions of a sweep. int4 of weights can be estimated, but no runtime of a sweep runs it.
 CONVERTIBLE: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8")
 
 

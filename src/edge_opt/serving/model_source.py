@@ -153,7 +153,7 @@ def config_from(data: Any, origin: str, transformers: Any) -> Any:
     """Return the configuration that the content of a config.json describes."""
     kind = data.get("model_type") if isinstance(data, Mapping) else None
     if not isinstance(kind, str):
-        raise ModelNotFound(f"{origin} has no model_type, so it is no configuration of a model")
+        raise ModelNotFound(f"{origin} has no model_type, so it is not a configuration of a model")
     if kind not in transformers.CONFIG_MAPPING:
         raise ModelNotFound(
             f"{origin} is of type {kind!r}, which transformers {transformers.__version__} does not know; "
@@ -171,7 +171,7 @@ def _from_hub(name: str, transformers: Any) -> Any:
     hub = importlib.import_module("huggingface_hub")
     errors = importlib.import_module("huggingface_hub.errors")
     if not name or name.count("/") > 1:
-        raise ModelNotFound(f"{HUB}{name} is no name on the Hub; write {HUB}ORG/NAME")
+        raise ModelNotFound(f"{HUB}{name} is not a name on the Hub; write {HUB}ORG/NAME")
     try:
         with quiet():
             path = _config_path(hub, errors, name)

@@ -144,7 +144,7 @@ class Batch:
 
     @property
     def call(self) -> CallArguments:
-        """What the model is called with, also where `forward` calls it."""
+        """The arguments of the model, also if `forward` calls it."""
         return CallArguments(self.args, self.kwargs) if self.forward is None else _called_with(self.forward, self.raw)
 
     def answer(self, model: Any) -> Any:
@@ -161,7 +161,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a model is for: the metric of its answers, the loss it learns by, and how batches reach it."""
+    """A task: the metric of the outputs, the loss, and how the model is called with a batch."""
 
     metric: QualityMetric
     loss: Loss
@@ -282,7 +282,7 @@ def call_of(model: Any, inputs: Any) -> CallArguments:
     """Return how the model is called with a batch's inputs: as `profile` reads them, with what Hugging Face adds.
 
     Keys that forward does not know are left out where it knows others. Inputs that stand in a tuple of their own are
-    spread where forward has so many parameters.
+    unpacked if forward has that many parameters.
     """
     parameters: list[inspect.Parameter] = []
     with suppress(TypeError, ValueError):  # a model of C does not tell
@@ -430,7 +430,7 @@ def joined_calls(first: CallArguments, second: CallArguments) -> CallArguments:
 
 
 def sized_call(call: CallArguments, size: int) -> CallArguments:
-    """Return a call with so many samples: the first ones, or all of them again and again."""
+    """Return a call with this many samples: the first ones, repeated if there are too few."""
     count = first_shape(call)[0]
     repeats = -(-size // count)
 

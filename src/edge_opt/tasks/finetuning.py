@@ -105,7 +105,7 @@ def finetune(
 
 @dataclass(frozen=True, slots=True)
 class _Lesson:
-    """What is trained on: a task, and what a teacher adds to it; and what epochs are compared by."""
+    """The objective of training: a task, the loss of a teacher, and the score that epochs are compared by."""
 
     task: Task
     teacher: nn.Module | None

@@ -1,4 +1,4 @@
-"""What escapes a trace: work that no operator on the tape does, and tensors that something holds afterwards.
+"""Find what a trace misses: work outside operators, and tensors that something holds afterwards.
 
 Work in NumPy, in Python numbers, in another thread or in a C library shows where its result comes back: as a tensor
 that is neither an input, nor a weight, nor a constant from before the trace, nor the output of a recorded operator. It
@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class OutsideWork:
-    """What a trace knows about values that left the tape, and about tensors that came from elsewhere."""
+    """Values that left the tape, and tensors that came from elsewhere."""
 
     def __init__(self, is_real: bool) -> None:
         self.origins: list[tuple[Frame | None, str]] = []  # the module that met a result, and where it was computed
@@ -254,7 +254,7 @@ class _Search:
     def __init__(self) -> None:
         self.places: list[str] = []  # where the value before is not known
         self._young = _young_ids()
-        # What is in neither set was made by this search.
+        # Objects in neither set were made by this search.
         self._old = {id(value) for value in gc.get_objects(2)}
         self._seen: set[int] = set()
 

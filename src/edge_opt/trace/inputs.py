@@ -1,4 +1,4 @@
-"""What users pass as inputs (shapes, tensors, dicts, keywords) as the arguments of a call; tensors of its answer."""
+"""Convert what users pass as inputs (shapes, tensors, dicts, keywords) to arguments, and outputs to tensors."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def on_device(model: nn.Module, device: str) -> nn.Module:
 def call_on(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, device: str) -> CallArguments:
     """Return the arguments of one call, with tensors of their own on the device; described ones are random."""
     dtype = default_dtype(model)
-    # What torch.compile wraps keeps the signature that says which arguments have names.
+    # The module inside torch.compile has the signature with the names of the arguments.
     original = model._modules.get("_orig_mod")
     described = call_arguments(model if original is None else original, inputs, kwargs)
     return map_arguments(described, lambda value: real_tensor(value, dtype, torch.device(device)))
@@ -268,7 +268,7 @@ def flat_tensors(answer: Any) -> list[torch.Tensor]:
 def map_tensors(function: Callable[..., Any], *answers: Any) -> Any:
     """Return answers of the same structure as one: the function makes each of its tensors from theirs.
 
-    What is no tensor is that of the first.
+    Values that are not tensors are those of the first.
 
     >>> one, two = (SimpleNamespace(scores=torch.tensor([value])) for value in (1, 2))
     >>> map_tensors(lambda a, b: torch.cat([a, b]), one, two)

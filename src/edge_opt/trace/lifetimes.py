@@ -35,7 +35,7 @@ def shape_of(tensor: torch.Tensor) -> Shape:
         return shape
     if tensor.layout is torch.jagged:
         return tuple(tensor.values().shape)
-    with _disable_current_modes():  # our question is no part of the model
+    with _disable_current_modes():  # this query is not part of the model
         sizes = tensor._nested_tensor_size().tolist()
     is_even = all(size[1:] == sizes[0][1:] for size in sizes)
     return (sum(size[0] for size in sizes), *sizes[0][1:]) if sizes and is_even else (sum(map(prod, sizes)),)
@@ -92,7 +92,7 @@ _PER_BYTE = {getattr(torch, name): count for name, count in (("int4", 2), ("uint
 
 
 def packed_bytes(elements: int, tensor: torch.Tensor) -> int:
-    """Return the bytes that so many elements of a tensor's type take; those of 4 and 2 bits share theirs."""
+    """Return the bytes of this many elements of a tensor's type; elements of 4 and 2 bits share bytes."""
     dtype = tensor.dtype
     return -(-elements // _PER_BYTE[dtype]) if dtype in _PER_BYTE else elements * dtype.itemsize
 

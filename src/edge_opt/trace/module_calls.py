@@ -78,7 +78,7 @@ class ModuleStack:
 
     @contextmanager
     def scope(self, path: str, kind: str, inputs: tuple[Shape, ...]) -> Iterator[Frame]:
-        """Record a call of something that is no module, such as a part of a file; its outputs are set by the caller.
+        """Record a call of something that is not a module, such as a part of a file; its outputs are set by the caller.
 
         Args:
             path: Its path, such as "layer1.0.conv1".

@@ -18,7 +18,7 @@ from edge_opt.trace.shapes import Spec
 
 
 class Behavior(Enum):
-    """What the tape does with an operator."""
+    """How the tape handles an operator."""
 
     PURE = "fresh outputs that depend on shapes alone: run once, then replayed"
     IN_PLACE = "writes its first argument and returns it: run once, then returned as it is"
@@ -60,7 +60,7 @@ _DATA_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class OperatorFacts:
-    """What a trace needs to know of an operator, worked out once.
+    """Facts about an operator that a trace needs, computed once.
 
     `method` is a tensor's own method that calls it with the same arguments in a third of the time, or the operator.
     `tensor_positions` are those of its parameters that are single tensors.
@@ -158,7 +158,7 @@ View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 @dataclass(slots=True, eq=False)
 class MemoEntry:
-    """What is remembered of an operator: its signature, and how to make its outputs without running it again.
+    """The cached result of an operator: its signature, and how to make its outputs without running it again.
 
     `specs` are those of new tensors. `views` are shapes, strides and offsets into its first argument; none at all where
     it returns that argument itself. Where both are None, the operator is run again.

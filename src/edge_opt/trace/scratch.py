@@ -96,7 +96,7 @@ class RecurrentStack:
                 counter.spike((self.time - 1) * self.step + (cell if self.time > 1 else 0) + inside * state)
                 counter.alloc(sequence + cell + sequence)
             counter.alloc(2 * sequence if self.directions == 2 else 0)
-            # What is left of the layer is its output and its last states.
+            # The output and the last states of the layer remain.
             counter.free(product + self.directions * (sequence - self.step))
             counter.free((2 * sequence if self.directions == 2 else 0) + (self.directions * sequence if layer else 0))
         counter.alloc(self.layers * self.directions * (self.step + cell))

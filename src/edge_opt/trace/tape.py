@@ -56,7 +56,7 @@ class NeedsData(BaseException):
 
 
 class _Operands:
-    """What one call was given: its storages, and which kinds of tensor are among them."""
+    """The arguments of one call: their storages, and which kinds of tensor they are."""
 
     __slots__ = ("has_constant", "has_device", "has_meta", "has_own", "reads", "work")
 
@@ -225,7 +225,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif not is_meta:
             operands.has_constant = True
             operands.work *= max(value.numel(), 1)
-            # Written with values that are not known: what stands in it is no longer what an eager run would see.
+            # Written with values that are not known: its values are no longer those of an eager run.
             operands.has_meta = operands.has_meta or (number in self._written and not self.is_real)
         operands.reads.append(number)
 
@@ -457,7 +457,7 @@ def _views(kind: Behavior, is_mutating: bool, base: Any, outputs: list[torch.Ten
     """Return where the outputs of an operator lie in its first argument; None where they may lie elsewhere."""
     if len(outputs) == 1 and outputs[0] is base and (kind is Behavior.IN_PLACE or not is_mutating):
         return ()
-    # Of a complex number a view may be the conjugate, or a part.
+    # A view of a complex number may be its conjugate, or a part.
     if is_mutating or not isinstance(base, _Tensor) or not base.is_meta or base.is_complex():
         return None
     address, start = base.untyped_storage()._cdata, base.storage_offset()
@@ -497,7 +497,7 @@ def _wrapper_among(types: Any) -> Any:
 
 
 def _at(device: torch.device, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments with another device: forward asks for its inputs' own, which stand for real ones."""
+    """Return the arguments with another device: forward asks for that of its inputs, which represent real ones."""
     return (
         [device if isinstance(value, torch.device) else value for value in args],
         {name: device if name == "device" else value for name, value in kwargs.items()},

@@ -1,4 +1,4 @@
-"""What a traced step costs: work by layer and phase, memory by kind along the step, and its time on a target."""
+"""The cost of a traced step: work by layer and phase, memory by kind along the step, and its time on a target."""
 
 from __future__ import annotations
 

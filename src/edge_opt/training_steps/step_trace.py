@@ -49,7 +49,7 @@ _ENGINE_HOLDS = (4, 2)
 
 
 class Phase(IntEnum):
-    """What an operator is part of."""
+    """The phase of the step that an operator belongs to."""
 
     FORWARD = 0
     LOSS = 1
@@ -226,7 +226,7 @@ def _adds_in_place(args: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What a step is made of, beside the model and its inputs."""
+    """The settings of a step, beside the model and its inputs."""
 
     loss: Loss | None
     optimizer_name: str
@@ -251,7 +251,7 @@ class StepSegment:
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """What happened in a traced step. Numbers of storages are places in `storages`."""
+    """A traced step. Numbers of storages are indices of `storages`."""
 
     modules: tuple[ModuleCall, ...]
     ops: tuple[StepOp, ...]
