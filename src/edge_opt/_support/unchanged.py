@@ -42,6 +42,8 @@ class Snapshot:
         self.tensors: dict[int, torch.Tensor] = {}
         self._seen: set[int] = set()
         self._pending: list[Any] = list(modules)
+        # Most tables of a module, such as those of its hooks, are empty: these are only asked whether they still are.
+        self._empty: list[Any] = []
         # How to write back, the object, and its content.
         self._entries: list[tuple[Callable[[Any, Any], Any], Any, Any]] = [
             (_write_class, module, module.__class__) for module in self._pending
@@ -64,27 +66,29 @@ class Snapshot:
             self._entries.append((_write_tensor, value, _tensor_state(value)))
             return
         if kind is _MODULE:
-            self._add_module(value)
+            self._entries.append((restore, value.__dict__, attributes := value.__dict__.copy()))
+            self._follow(attributes.values(), is_module=True)
         else:
             content = kind.read(value)
             if kind.write is not None:
                 self._entries.append((kind.write, value, content))
             if kind.children is not None:
-                self._pending.extend(kind.children(content))
+                self._follow(kind.children(content))
             if has_attributes:
                 self._pending.append(value.__dict__)
         if names:
             slots = {name: _slot(value, name) for name in names}
             self._entries.append((_write_slots, value, slots))
-            self._pending.extend(slots.values())
+            self._follow(slots.values())
 
-    def _add_module(self, module: nn.Module) -> None:
-        attributes = module.__dict__
-        self._entries.append((restore, attributes, copied := attributes.copy()))
-        for value in copied.values():
+    def _follow(self, values: Iterable[Any], is_module: bool = False) -> None:
+        """Add those of some values that a forward could change."""
+        for value in values:
             cls = value.__class__
-            # Hook tables are the only OrderedDicts of a module's own; their values are not followed.
-            if cls is collections.OrderedDict:
+            if cls in _CLEARED and not value:
+                self._empty.append(value)
+            elif is_module and cls is collections.OrderedDict:
+                # Hook tables are the only OrderedDicts of a module's own; their values are not followed.
                 self._entries.append((restore, value, value.copy()))
             elif _KINDS.get(cls, _MISSING) is not None:
                 self._pending.append(value)
@@ -104,6 +108,8 @@ class Snapshot:
     def restore(self) -> None:
         """Write back what differs. An interrupt meanwhile waits."""
         try:
+            for table in filter(None, self._empty):
+                table.clear()
             for write, value, content in self._entries:
                 write(value, content)
         except KeyboardInterrupt:
@@ -261,6 +267,7 @@ _KINDS_BY_BASE: tuple[tuple[Any, _Kind | None], ...] = (
     (random.Random, _Kind(random.Random.getstate, write=random.Random.setstate)),
     ((types.SimpleNamespace, argparse.Namespace, weakref.WeakKeyDictionary, weakref.WeakValueDictionary), _OBJECT),
 )
+_CLEARED = frozenset((dict, collections.OrderedDict, list, set))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, object)
 # Classes that a process makes on the fly are few: the table is not bounded.
 # A kind, whether objects of the class have a dictionary of attributes, and the names of their slots.
@@ -339,8 +346,7 @@ def preserve_rng() -> Iterator[None]:
     finally:
         if not torch.equal(torch.get_rng_state(), states[0]):
             torch.set_rng_state(states[0])
-        if random.getstate() != states[1]:
-            random.setstate(states[1])
+        random.setstate(states[1])
         if numpy is not None:
             numpy.random.set_state(states[2])
         for set_states, before in gpus:

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -119,7 +119,7 @@ class OutsideWork:
             candidates = [pair for pair in candidates if pair[0].numel() > least]
         if not candidates:
             return []
-        storages = {_address(value) for value in gc.get_objects(2) if torch.Tensor in type(value).__mro__}
+        storages = set(map(_address, _tensors_among(gc.get_objects(2))))
         return [(tensor, frame) for tensor, frame in candidates if _address(tensor) not in storages]
 
     def end(self) -> None:
@@ -225,15 +225,12 @@ def forget_frames(error: BaseException | None) -> None:
 
 def _tensors_at(addresses: set[int]) -> list[torch.Tensor]:
     """Return the tensors with their values in these storages."""
-    tensors = []
-    for value in gc.get_objects():
-        if torch.Tensor in type(value).__mro__:  # isinstance would ask proxies what they stand for
-            try:
-                if value.untyped_storage()._cdata in addresses:
-                    tensors.append(value)
-            except (NotImplementedError, RuntimeError):  # sparse tensors have no storage of their own
-                continue
-    return tensors
+    return [tensor for tensor in _tensors_among(gc.get_objects()) if _address(tensor) in addresses]
+
+
+def _tensors_among(objects: list[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among some objects; `isinstance` would ask proxies what they stand for."""
+    return (value for value in objects if torch.Tensor in type(value).__mro__)
 
 
 def _empty_hidden(addresses: set[int]) -> list[str]:

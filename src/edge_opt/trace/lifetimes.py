@@ -151,10 +151,7 @@ class Lifetimes:
 
     def born(self, tensor: torch.Tensor) -> int | None:
         """Number the storage of an operator's output; None when it is not new."""
-        try:
-            storage: Any = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # sparse
-            storage = storage_of(tensor)
+        storage = storage_of(tensor)
         address = storage._cdata
         if address in self.numbers:
             return None

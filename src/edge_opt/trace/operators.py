@@ -197,9 +197,7 @@ def signature_of(
         facts.name,
         facts.argument_names,
         tuple([_plain(value, strides) for value in args]),
-        tuple([(name, _plain(value, strides)) for name, value in kwargs.items() if value is not None])
-        if kwargs
-        else (),
+        tuple([(name, _plain(value, strides)) for name, value in kwargs.items() if value is not None]),
         tuple([tensor_info(tensor) for tensor in outputs]),
         is_view,
         scratch_bytes,

@@ -176,6 +176,8 @@ _UNTAGGED_POINTWISE = frozenset((aten.hardswish_.default, aten.hardsigmoid_.defa
 
 def in_place_is_valid(func: Any, args: tuple[Any, ...]) -> bool:
     """Return whether an in-place operator on these shapes is certain to succeed, so that it need not be run."""
+    if func is aten.fill_.Tensor and args[1].dim() == 0 and not args[1].is_complex():
+        return True  # it converts the number
     if torch.Tag.pointwise not in func.tags and func not in _UNTAGGED_POINTWISE:
         return False
     x, *others = args

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Collection
 from math import prod
 from typing import Any
@@ -58,15 +59,14 @@ class NeedsData(BaseException):
 class _Operands:
     """The arguments of one call: their storages, and which kinds of tensor they are."""
 
-    __slots__ = ("has_constant", "has_device", "has_meta", "has_own", "reads", "work")
+    has_meta = False  # without values
+    has_own = False  # the model's parameters and buffers: real, but not to be computed with
+    has_constant = False  # small and real: made inside forward, or an input of integers
+    has_device = False
+    work = 1
 
     def __init__(self) -> None:
         self.reads: list[int] = []
-        self.has_meta = False  # without values
-        self.has_own = False  # the model's parameters and buffers: real, but not to be computed with
-        self.has_constant = False  # small and real: made inside forward, or an input of integers
-        self.has_device = False
-        self.work = 1
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -168,6 +168,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _describe(self, values: Any, key_parts: list[Any], operands: _Operands) -> None:
         """Add the arguments to a key (tensors by layout and dtype), and note what they are."""
+        numbers = self._numbers
         for value in values:
             kind = value.__class__
             if kind in _PLAIN:
@@ -181,6 +182,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if own is not None:
                     operands.has_own = True
                     operands.reads.append(own[0])
+                elif value.is_meta and (number := numbers.get(value.untyped_storage()._cdata)) is not None:
+                    operands.has_meta = True
+                    operands.reads.append(number)
                 else:
                     self._identify(value, operands)
             elif isinstance(value, (list, tuple)):
@@ -205,10 +209,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_meta = value.is_meta
         number = None
         if is_meta or self.is_real or id(value) not in self._roles:
-            try:
-                number = self._numbers.get(value.untyped_storage()._cdata)
-            except (NotImplementedError, RuntimeError):  # sparse
-                number = self._numbers.get(storage_of(value)._cdata)
+            number = self._numbers.get(storage_of(value)._cdata)
         if is_meta:
             operands.has_meta = True
         if number is None:
@@ -269,25 +270,29 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         collection: the first profile of a process would read a higher peak than the second, which takes outputs from
         memory. So they are given placeholders, and the outputs are made after theirs.
         """
-        placeholders: list[torch.Tensor] = []
+        addresses: list[int] = []
+        refs: list[weakref.ref[torch.Tensor]] = []
 
         def placeholder(tensor: torch.Tensor) -> torch.Tensor:
-            placeholders.append(empty_meta_like(tensor))
-            return placeholders[-1]
+            stand_in = empty_meta_like(tensor)
+            refs.append(weakref.ref(stand_in))
+            addresses.append(stand_in.untyped_storage()._cdata)
+            return stand_in
 
         result = self._call(facts, *tree_map_only(_Tensor, placeholder, (args, kwargs)))
-        # A cycle that holds an exception of the kernel also holds the frames that called it, this one and forward's
-        # among them, with all of their variables. It is young, so that looking for it is cheap.
-        gc.collect(0)
-        whole = result if isinstance(result, (tuple, list)) else (result,)
-        addresses = {tensor.untyped_storage()._cdata for tensor in placeholders}
-        if not all(isinstance(item, _Tensor) and item.untyped_storage()._cdata not in addresses for item in whole):
-            # It returns one of its arguments, as dropout does, or more than tensors.
+        cls, whole = result.__class__, result if isinstance(result, (tuple, list)) else (result,)
+        # Otherwise it returns one of its arguments, as dropout does, or more than tensors.
+        is_fresh = all(isinstance(item, _Tensor) and item.untyped_storage()._cdata not in addresses for item in whole)
+        outputs = [empty_meta_like(item) for item in whole] if is_fresh else []
+        del result, whole
+        if any(ref() is not None for ref in refs):
+            # A cycle that holds an exception of the kernel also holds the frames that called it: that of `_call` with
+            # the placeholders, this one, and forward's with all of their variables. It is young, so that looking for
+            # it is cheap.
+            gc.collect(0)
+        if not is_fresh:
             return self._call(facts, *self._on_meta((args, kwargs)))
-        outputs = [empty_meta_like(item) for item in whole]
-        if result.__class__ is list:
-            return outputs
-        return outputs[0] if isinstance(result, _Tensor) else tuple(outputs)
+        return outputs if cls is list else tuple(outputs) if issubclass(cls, tuple) else outputs[0]
 
     def _on_meta(self, arguments: Any) -> Any:
         """Return arguments with every real tensor replaced by an empty one: the same each time for the model's own."""
