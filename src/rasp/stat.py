@@ -63,9 +63,9 @@ def stat(
             and `totals` (the figures of the last row by column); several come as a list. None, the default: nothing.
         report_type: "tape" (the default: calls of leaf modules in order of execution), "leaves", "all", "nodes",
             "node", "root", or None for no report.
-        include_root: Whether a line for the model itself stands in front; off, as the last row has its totals.
+        include_root: Whether the first row is the model itself; off, because the last row has its totals.
         report_fields: The columns, instead of the usual ones.
-        includes: Columns to add, such as macc; they stand where the published table has them.
+        includes: Columns to add, such as macc; in the order of the published table.
         excludes: Columns to leave out; it wins over the other two.
         save_path: A .csv, .json, .md or .txt file, or a folder; None: nothing is saved.
         keep_tree: Whether the DataFrame has the tree in `.attrs["tree"]`; off, as few ask for both.

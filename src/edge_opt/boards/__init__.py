@@ -1,1 +1,1 @@
-"""What happens on another machine: devices with their figures, rooflines, estimates, what fits there."""
+"""Predict for other machines: devices with their figures, rooflines, estimates, memory."""

@@ -53,7 +53,7 @@ def normalized(name: str) -> str:
 
 
 class _Fault(Exception):
-    """What is wrong in a device's file, and what to write instead."""
+    """An error in a device's file, and what to write instead."""
 
 
 def spec_from(data: Mapping[str, Any], origin: str) -> DeviceSpec:
@@ -114,7 +114,7 @@ def _check_fast_cores(cores: Figure | None, fast: Figure | None, share: Figure |
 
 
 def _bandwidths(data: Mapping[str, Any]) -> tuple[tuple[Bandwidth, ...], str | None]:
-    """Return the bandwidths on paper and those measured, and why there are none where a file says so."""
+    """Return the data-sheet and the measured bandwidths, and the reason if a file says there are none."""
     key = "bandwidth_bytes_per_s"
     table = dict(_table(data, key))
     reason = table.pop("unknown", None)

@@ -72,7 +72,7 @@ class LayerWork(NamedTuple):
     """One layer as a runtime runs it, what is fused into it included.
 
     `module` is the number of the module call it belongs to, or its position where there are no modules. `reads` and
-    `writes` are elements of activations; `kernel` is empty for what is no convolution; `rows` is how many vectors a
+    `writes` are elements of activations; `kernel` is empty unless it is a convolution; `rows` is how many vectors a
     linear layer is applied to. `is_attention` marks products of two activations, `is_recurrent` what goes step by step.
     """
 

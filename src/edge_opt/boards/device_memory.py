@@ -1,6 +1,6 @@
 """Device memory without the device: a trace's lifetimes, replayed on the caching allocator that torch has for CUDA.
 
-What stands in device memory follows from four things that a trace knows: which tensors the model owns, when each new
+The contents of device memory follow from four things that a trace knows: which tensors the model owns, when each new
 one is born, how large it is, and when the last reference to it is gone. The allocator does the rest, as plain
 arithmetic: sizes in, blocks and segments out. It follows `c10/cuda/CUDACachingAllocator.cpp` for one stream. A request
 is rounded up to 512 bytes and served from the smallest free block that holds it. Where there is none, a whole segment
@@ -56,7 +56,7 @@ class OutOfDeviceMemory(EdgeOptError):
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """What `PYTORCH_CUDA_ALLOC_CONF` can change, and the memory of the device.
+    """The settings of `PYTORCH_CUDA_ALLOC_CONF`, and the memory of the device.
 
     Attributes:
         max_split_size_bytes: Blocks of this size or more are never split, and only serve requests of this size or
@@ -414,7 +414,7 @@ def _modules(trace: Trace, moments: Sequence[_Moment], sizes: Mapping[int, int],
             before = moments[first].before if first < len(moments) else moments[-1].after if moments else base
             yield ModuleMemory(call.index, call.path, before - base, 0, before - base)
             continue
-        # What was born in a call and is gone before the next operator are its own variables, dropped on return.
+        # Tensors created in a call and released before the next operator are its local variables.
         dropped = sum(
             sizes.get(number, 0)
             for op in trace.ops[first:end]

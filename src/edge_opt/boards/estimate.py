@@ -30,11 +30,11 @@ DEPTHWISE = DENSE / 7
 GROUPED = 0.32 * DENSE
 # A peak counts fused multiply-adds, two operations at a time; element-wise work has one.
 ELEMENTWISE = DENSE / 2
-# Share of the memory's peak on paper that a copy reaches: 0.57 to 0.71 on the three devices that run models on the CPU
+# Share of the data sheet's bandwidth that a copy reaches: 0.57 to 0.71 on the three devices that run models on the CPU
 # and have both figures. A measured bandwidth is what a copy reached already.
 PAPER_BANDWIDTH = 0.6
-# What one layer takes beside its work, where a device has no figure for it: on a CPU the time in which one core could
-# have computed so many operations, on a GPU seconds. Both are the middle of the fits to ncnn's table.
+# Overhead of one layer if a device has no figure for it: on a CPU the time in which one core computes this many
+# operations, on a GPU seconds. Both are medians of the fits to ncnn's table.
 CALL_OPERATIONS = 5e5
 LAUNCH_S = 24e-6
 # The interval is from the estimate divided by this to the estimate times this: 90 % of 347 published times on the four
@@ -170,7 +170,7 @@ def _from_roofline(
 
 
 def _with_threads(spec: DeviceSpec, engine: str, threads: int | None) -> tuple[DeviceSpec, tuple[str, ...]]:
-    """Return the device with the peaks of so many of its cores and the bandwidth of all, and what to say of it."""
+    """Return the device with the peaks of this many of its cores and the bandwidth of all, and remarks on it."""
     if threads is None:
         return spec, ()
     if engine != "cpu":
@@ -192,7 +192,7 @@ def _with_threads(spec: DeviceSpec, engine: str, threads: int | None) -> tuple[D
 
 
 def share_of_peak(spec: DeviceSpec, threads: int, cores: int) -> float:
-    """Return the share of a CPU's peak that so many threads have; fast cores are taken first."""
+    """Return the share of a CPU's peak that this many threads have; fast cores are used first."""
     if spec.fast_cores is None or spec.fast_share is None:
         return threads / cores
     fast, share = int(spec.fast_cores.value), spec.fast_share.value
@@ -209,7 +209,7 @@ def _gain(roof: EngineLimits) -> float:
 
 
 class _Overheads:
-    """What calls take beside their work: by the device's own figure, else by what is usual for its class."""
+    """The overhead of calls: the device's own figure, else the usual one of its class."""
 
     def __init__(self, profile: ModelProfile, spec: DeviceSpec, roof: EngineLimits) -> None:
         self.own_s = roof.overhead_s
@@ -304,7 +304,7 @@ def _remarks(
     is_open: bool,
 ) -> Iterator[str]:
     if roof.bandwidth is None:
-        why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none on paper"
+        why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none in a data sheet"
         yield f"the bandwidth of {spec.name} is unknown ({why}), so there is no time; {_cure(spec, roof.precision)}"
     elif roof.peak is None:
         yield (
@@ -339,7 +339,7 @@ def _remarks(
         yield LOWER_BOUNDS
 
 
-# Under a model's load a device draws its power under load; a power mode and a TDP are ceilings, idle is no load at all.
+# Under a model's load a device draws its power under load; a power mode and a TDP are limits, idle is no load at all.
 _WORKING_STATES = ("load", "highest_mode", "tdp")
 _TABLE_DTYPE: dict[Precision, str] = {
     "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "float16",

@@ -25,7 +25,7 @@ ITEMSIZE: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "i
 WEIGHT_ITEMSIZE: dict[Precision, float] = {"int4": (4 + 20 / 128) / 8}
 _FLOATING = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 
-# What a pass computes in: the asked precision, int8 as the model has it already, or nothing that a peak would limit.
+# The precision of a pass: the requested one, int8 of the model itself, or none that a peak would limit.
 Arithmetic = Literal["asked", "int8", "none"]
 Grouping = Literal["none", "grouped", "depthwise"]
 

@@ -42,14 +42,14 @@ OUTSIDE_FACTOR = 7.0
 UNTESTED_FACTOR = 2.5
 # How layers such as an LSTM are named among what lies outside.
 RECURRENT = "recurrent layers"
-# What the cost of a class stands for: arithmetic, tensors and weights that are read, or the call itself.
+# The meaning of each class's cost: arithmetic, reading tensors and weights, or the call itself.
 _BOUNDS: tuple[Bound, ...] = ("compute", "memory", "overhead")
 _BOUND_OF_CLASS = np.array(
     [0 if name.endswith("_macs") else 2 if name in ("layers", "detections") else 1 for name in CLASSES]
 )
 # A number is said to contradict the others when it lies this much further off than nine in ten would.
 _CONTRADICTION = 1.6
-# Of a board that is like another, clock and build may differ: a common factor of 1.35, one time in three.
+# The clock and the build of a similar board may differ: by a common factor above 1.35 in one of three cases.
 _LIKE_SCALE_SD = 0.3
 _DEFAULT_KINDS = {"int8": "ncnn-cpu-int8"}
 
@@ -410,7 +410,7 @@ def suggest_next(platform: Platform, candidates: Sequence[ModelProfile | ModelWo
         candidates: profiles of nets that could be timed, at least one.
     """
     if not candidates:
-        raise InvalidInput("there are no candidates; give profiles of nets that could be timed")
+        raise InvalidInput("there are no candidates; pass profiles of models that could be timed")
     family = platform_family(platform.kind)
     works = [work_of(candidate) for candidate in candidates]
     shares = np.array([platform.costs.shares(work.quantities(family.conventions)) for work in works])

@@ -22,14 +22,14 @@ from edge_opt.records.devices import (
 from edge_opt.records.profiles import ModelProfile
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-# Of an engine's own measurements the first that is there. A copy reads and writes each byte that it counts once.
+# The first available measurement of an engine counts. A copy reads and writes each byte that it counts once.
 _MEASURED = (
     ("traffic", 1, "bytes read plus bytes written, measured on the {engine}"),
     ("stream_copy", 1, "STREAM copy, bytes read plus bytes written, measured on the {engine}"),
     ("memcpy", 2, "twice memcpy on the {engine}: a copy reads and writes every byte"),
     ("read", 1, "reads alone, measured on the {engine}"),
 )
-_PAPER = (("datasheet", "the memory's peak on paper"), ("quoted", "a quoted figure; nothing better is known"))
+_PAPER = (("datasheet", "the memory's peak by the data sheet"), ("quoted", "a quoted figure; nothing better is known"))
 
 
 def roofline(
@@ -91,7 +91,7 @@ def check_asked(profile: ModelProfile, precision: str, engine: str | None) -> No
 
 
 def used_bandwidth(spec: DeviceSpec, engine: str) -> UsedBandwidth | None:
-    """Return the bandwidth that counts for an engine: measured on it, else on paper; None where neither is known.
+    """Return the bandwidth of an engine: measured on it, else of the data sheet; None where neither is known.
 
     >>> from edge_opt.boards.catalog import device
     >>> used_bandwidth(device("raspberry-pi-5"), "cpu").reading
@@ -230,7 +230,7 @@ LOWER_BOUNDS = "some operators have no cost rule: the figures are lower bounds"
 def figure_remarks(profile: ModelProfile, spec: DeviceSpec, roof: EngineLimits) -> Iterable[str]:
     """Say what is missing for a time, or is left out of it, figure by figure."""
     if roof.bandwidth is None:
-        why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none on paper"
+        why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none in a data sheet"
         yield f"the bandwidth of {spec.name} is unknown ({why}), so bounds and times are too"
     if roof.peak is None:
         known = ", ".join(f"{peak.precision} ({peak.engine})" for peak in spec.peaks) or "none"

@@ -1,4 +1,4 @@
-"""What a user names as a target, resolved once: a device's figures, and the platform or calibration that answers."""
+"""Resolve what a user names as a target: a device's figures, and its platform or calibration."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def calibrated_device(calibration: Calibration) -> DeviceSpec:
     """Return the calibrated machine with its measured bandwidth, its best peak at each precision, and its overhead.
 
     Args:
-        calibration: The machine. Of its peaks the best class of work counts, as for a roof; of its bandwidths, memory.
+        calibration: The machine. The roofline uses the peak of its best class of work, and the bandwidth of memory.
     """
     machine = calibration.machine
     source = f"calibration of {calibration.created[:10]}, threads: {machine.threads}, torch {machine.torch}"

@@ -173,7 +173,7 @@ _SMALL_BYTES = 4 << 20
 _HOLE_BYTES = 1 << 30
 _PLANNED = 1400
 _PLANNED_PER_SECOND = 20
-# Of the time: when to start no other reference model, and when to stop timing operators alone.
+# Shares of the time after which no reference model is started, and after which operators alone are not timed.
 _REFERENCE_SHARE = 0.72
 _ALONE_SHARE = 0.93
 
@@ -256,7 +256,7 @@ def _timed_alone(seconds: float, spent: Callable[[], float]) -> list[OperatorSam
         report_progress(f"calibrating, {spent():.0%}: operators alone, {len(samples)}")
         group = planned[first : first + _GROUP]
         runnables = [Runnable(operator) for operator in group]
-        # What a round moves lies between two uses of the same weights.
+        # The bytes that a round moves lie between two uses of the same weights.
         distance = sum(runnable.nbytes for runnable in runnables)
         # Only short operators notice whether their code is in the cache.
         rehearsals = [Runnable(item.operator) if item.nbytes < _SMALL_BYTES else None for item in runnables]

@@ -243,7 +243,7 @@ _STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class ReferenceMeasurement:
-    """What one reference model took: the whole forward, maybe a training step, and each operator call of its trace."""
+    """The times of one reference model: the forward, optionally a training step, and each operator call."""
 
     run: ReferenceRun
     trace: Trace

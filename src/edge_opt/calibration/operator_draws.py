@@ -83,7 +83,7 @@ class SignatureRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.signatures: list[OpSignature] = []
-        # Of a whole training step, the arguments of every call would be too much to hold.
+        # Arguments of every call of a whole training step would take too much memory.
         self.last: DrawnOperator | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -151,7 +151,7 @@ def _convolution(draw: Draw) -> Callable[[], object]:
         out = draw.width()
         groups = 1
         if draw.chance(0.2):
-            # Groups as people choose them: so many, or so many channels in each.
+            # Groups as people choose them: a number of groups, or of channels in each.
             groups = draw.of(
                 *(g for g in (2, 8, 32, *(width_in // w for w in (4, 8, 16, 24))) if g and width_in % g == 0), 1
             )

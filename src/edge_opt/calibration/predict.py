@@ -310,7 +310,7 @@ _ALONE, _IN_PLACE = 1.0, 0.0
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was sampled of one operator: its usual deviation from the first estimate, and the span of estimates."""
+    """The samples of one operator: the usual deviation from the first estimate, and the range of estimates."""
 
     deviation: float
     least_s: float
@@ -447,7 +447,7 @@ def _timed_forward(trace: Trace, calibration: Calibration) -> _TimedForward:
     distances = reuse_distances(trace)
     described = [describe(trace.signatures[call.signature], distances[call.index], times.scales) for call in trace.ops]
     seconds = times.seconds(described)
-    # An operator that takes next to nothing is no reason to doubt the rest.
+    # An operator of negligible time does not make the others doubtful.
     floor_s = _NEGLIGIBLE * float(seconds.sum())
     is_outside = [value > floor_s and times.is_outside(item) for value, item in zip(seconds, described, strict=True)]
     usual = {item.group: item.deviation for item in calibration.deviations}

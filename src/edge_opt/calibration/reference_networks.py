@@ -221,7 +221,7 @@ def residual(widths: list[int], depths: list[int], bottleneck: int = 0, groups: 
         inner = width * (2 if bottleneck > 1 and groups > 1 else 1) if bottleneck else None
         for index in range(depth):
             stride = 2 if stage and not index else 1
-            # One to one outside means groups of so many channels, otherwise so many groups.
+            # With equal outer widths, the number is channels per group; otherwise the number of groups.
             layers.append(Residual(before, out, inner, stride, width // groups if bottleneck == 1 else groups))
             before = out
     return nn.Sequential(*layers, _head(before, 500))

@@ -200,7 +200,7 @@ def explain(
     if compared is not None and compared.verdict == "equal":
         # Parts of a whole that shows no difference show none either: what they differ by is noise.
         reasons = [reason for reason in reasons if reason.topic not in _CLAIMS]
-    # What was saved, then what has a time of its own, the longest on top; the rest keeps its order.
+    # Savings first, then reasons with a time, longest first; the rest keeps its order.
     reasons.sort(key=lambda reason: (reason.topic != "time", -(reason.seconds or 0.0)))
     headline = _headline(macs, moved, compared, old_latency, new_latency)
     return Explanation(headline, compared, macs, moved, changes, tuple(reasons))

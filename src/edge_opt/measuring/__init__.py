@@ -1,4 +1,4 @@
-"""What a model takes on this machine: latency, layer by layer, memory and energy, each with how sure it is."""
+"""Measure a model on this machine: latency by layer, memory and energy, with intervals."""
 
 from typing import TYPE_CHECKING, Any
 

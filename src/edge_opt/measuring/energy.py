@@ -280,7 +280,7 @@ class RaplMeter(SensorMeter):
                 # A counter that was reset goes back as one that wrapped around does; but then the step would be most
                 # of its range, which is hours of work.
                 if now_uj < before_uj and step_uj > range_uj / 2:
-                    moved = f"went back from {before_uj} to {now_uj} µJ, which is no wrap-around at {range_uj} µJ"
+                    moved = f"went back from {before_uj} to {now_uj} µJ, which is not a wrap-around at {range_uj} µJ"
                     raise MeterFailed(f"{zone / 'energy_uj'} {moved}")
                 total_uj += step_uj
             return total_uj / 1e6

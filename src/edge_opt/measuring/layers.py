@@ -92,7 +92,7 @@ class LayerRecorder:
         self.blocks.append(RecordedBlock(own_ns / count * 1e-9, calls / count, children / count))
 
     def _owners_of(self, modules: Sequence[int]) -> tuple[NDArray[np.int64], Floats, Floats]:
-        """Return the owner of each interval between two events, and how many calls stand in and are made from each.
+        """Return the owner of each interval between two events, and how many calls are open and are made in each.
 
         Between two events runs the module entered last and not yet left.
         """

@@ -123,7 +123,7 @@ def _collect(node: Any, device_type: str, operator: str, returns_ns: int | None,
         events.append(Boundary(node.start_time_ns, int(node.name.removeprefix(_MARK)), True))
     elif returns_ns is None:
         share = _composite_share(node.name)
-        # Of overloads that share a name, the composite one calls the other.
+        # If two overloads share a name, the composite one calls the other.
         is_dispatched = share == 0 or (share < 1 and all(child.name != node.name for child in node.children))
         if not operator and (is_dispatched or node.name in WHOLE):
             operator = node.name.replace("::", ".")
@@ -252,7 +252,7 @@ class CallMemory:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What allocator events add up to. Scratch is what an operator took and gave back before it returned."""
+    """The sums of allocator events. Scratch is memory that an operator allocated and freed before it returned."""
 
     peak_bytes: int
     scratch_bytes: int

@@ -34,7 +34,7 @@ class ProfileEntry:
         path: Path of its module where the runtime itself knows it; "" elsewhere.
         op: What it computes, where the runtime says so, such as "Conv".
         kind: The type that it computes in, in the runtime's own words; "" where it does not say.
-        aliases: Names of nodes that it stands for, where the runtime says so.
+        aliases: Names of the nodes in it, if the runtime reports them.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ProfileEntry:
 
 @record
 class RuntimeProfile:
-    """What a runtime's file says."""
+    """The contents of a runtime's profile."""
 
     runtime: str = field("Who wrote it.")
     kernels: tuple[ProfileEntry, ...] = field("Its entries, in the order of execution.")

@@ -67,7 +67,7 @@ class BoardUnavailable(EdgeOptError):
 
 @dataclass(frozen=True, slots=True)
 class TimingOrder:
-    """What to time on a board, and how.
+    """A request to time files on a board.
 
     Attributes:
         files: Names of the files. They take the same inputs and are timed interleaved, one block of each per round.
@@ -97,7 +97,7 @@ class BoardTiming:
 
 @dataclass(frozen=True, slots=True)
 class BoardResult:
-    """What was timed, and on which machine.
+    """The measured times, and the machine.
 
     Attributes:
         machine: Name, processor, cores and runtime of the board.
@@ -117,7 +117,7 @@ class Board:
     Attributes:
         host: As `ssh` takes it: a name of its configuration, HOST or USER@HOST.
         python: The Python that has numpy and the runtime; the path of one in a virtual environment, for instance.
-        limit_s: Seconds that one order may take; None is no limit.
+        limit_s: Time limit of one request in seconds; None: no limit.
     """
 
     host: str

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 _DRAWS = 1000
 _DRAWN_AT_ONCE = 1 << 20
 _CONFIDENCE = (2.5, 97.5)
-# Of a normal distribution the median absolute deviation is 1/1.4826 of the standard deviation.
+# The median absolute deviation of a normal distribution is 1/1.4826 of its standard deviation.
 _MAD_TO_STD = 1.4826
 _NOISY_SCATTER = 0.10
 _CONTENDED_WAITING = 0.10

@@ -1,4 +1,4 @@
-"""What is worked out once per ONNX file: which node is whose, which are constant, when each value is read last."""
+"""Facts computed once per file: the module of each node, constants, and the last reader of each value."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def identifier(name: str) -> str:
 
 
 class ExecutionPlan:
-    """What is worked out once per file: which node is whose, which are constant, when each value is read last."""
+    """Facts computed once per file: the module of each node, constants, and the last reader of each value."""
 
     def __init__(self, file: ModelFile) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""What a model's file holds, whichever its format: nodes, constants, inputs, outputs, and the modules behind nodes.
+"""The contents of a model file in any format: nodes, constants, inputs, outputs, and the modules of nodes.
 
 A module is known by what exporters wrote beside a node, by the node's name, or each node is its own.
 """
@@ -106,7 +106,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """What a file holds."""
+    """The contents of a file."""
 
     path: Path
     graph: FileGraph

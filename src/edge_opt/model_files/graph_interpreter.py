@@ -66,7 +66,7 @@ def recorded_operators() -> int:
 
 
 class Reading(NamedTuple):
-    """What one reading of a file noted."""
+    """Notes of one interpretation of a file."""
 
     # Which operators of the trace each node became, by the node's index: the first, and one past the last.
     spans: dict[int, tuple[int, int]]
@@ -168,7 +168,7 @@ class GraphInterpreter:
             self._step(node, index in self.plan.runs_quantized)
         self._note(node.outputs)
         for name in (*self.plan.reads[index], *node.outputs):
-            is_over = self.plan.last.get(name) == index and name != ""  # which stands for all that are left out
+            is_over = self.plan.last.get(name) == index and name != ""  # the empty name means an omitted value
             if is_over and name not in self.plan.outputs and name not in self.plan.tensors:
                 self.values.pop(name, None)
                 self.bytes.pop(name, None)
@@ -216,7 +216,7 @@ class GraphInterpreter:
             real = [self.constant_values.get(name) for name in node.inputs]
             is_known = all(value is not None or not name for value, name in zip(real, node.inputs, strict=True))
             is_known = is_known and has_exact_values(node) and node.op not in BY_SHAPE
-            # Integers of a few bits stand for multiples of a scale there, which is not at hand.
+            # Integers of a few bits are multiples of a scale there, which is not known here.
             is_steps = node.domain == "tflite" and any(value is not None and value.dtype in _STEPS for value in real)
             is_known = is_known and not is_steps
             # The shape comes first: a few values can ask for a result that no memory holds.
@@ -448,7 +448,7 @@ class _Control:
     _stablehlo_composite = _call
 
     def _call_once(self) -> tuple[Any, ...]:
-        """Skip what fills tables and variables before the first run: it is no part of a run."""
+        """Skip nodes that fill tables and variables before the first run."""
         return ()
 
     def _loop(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What operators of files are written with: the call of a node, and parts that `.onnx` and `.tflite` have in common."""
+"""The call of a node, and other parts that operators of `.onnx` and `.tflite` files share."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class NodeCall:
         return self.from_front(self.get("axis", default), self.tensor().dim())
 
     def from_front(self, axis: Any, size: int) -> int:
-        """Return an axis of so many, counted from the front."""
+        """Return an axis, counted from the front."""
         if not -size <= int(axis) < max(size, 1):
             raise self.error(f"its axis is {int(axis)}, and its input has {size} dimensions")
         return int(axis) % size if size else 0
@@ -145,7 +145,7 @@ class NodeCall:
 
 
 def numbers(known: torch.Tensor | None) -> list[Any]:
-    """Return the values of a known constant, flat; looking at them is no part of a run."""
+    """Return the values of a known constant, flat; reading them is not part of a run."""
     with _disable_current_modes():
         return [] if known is None else list(known.flatten().tolist())
 

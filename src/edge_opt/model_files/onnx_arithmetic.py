@@ -223,7 +223,7 @@ _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "IsNaN": torch.isnan, "Softplus": F.softplus, "Softsign": F.softsign, "HardSwish": F.hardswish, "Mish": F.mish,
     "BitwiseNot": torch.bitwise_not, "Det": torch.linalg.det, "com.microsoft:Gelu": F.gelu,
 }  # fmt: skip
-# Of the same cost as torch's; their settings differ, or have other defaults.
+# These cost the same as torch's; their settings differ, or have other defaults.
 _ALIKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "IsInf": torch.isinf, "Selu": F.selu, "Celu": F.celu, "HardSigmoid": F.hardsigmoid, "Swish": F.silu,
     "Shrink": F.hardshrink, "com.microsoft:QuickGelu": F.gelu,
@@ -413,7 +413,7 @@ _REDUCTIONS: dict[str, TensorFunction] = {
     "ReduceLogSumExp": torch.logsumexp,
     "ReduceLogSum": lambda x, axes, keep: x.sum(axes, keepdim=keep).log(),
 }
-# Of one element alone, where there is nothing to reduce.
+# A single element: there is nothing to reduce.
 _OF_EACH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "ReduceL1": torch.abs, "ReduceL2": torch.abs, "ReduceSumSquare": torch.square, "ReduceLogSum": torch.log,
 }  # fmt: skip
@@ -466,7 +466,7 @@ def recurrent(call: NodeCall) -> Any:
     ]  # fmt: skip
     first_state = tuple(state) if call.node.op == "LSTM" else state[0]
     result = function(x, first_state, weights, biases is not None, 1, 0.0, False, directions == 2, False)
-    # Directions stand beside each other in torch, and in a dimension of their own here.
+    # torch concatenates directions; here they are a dimension of their own.
     out = result[0].reshape(steps, batch, directions, hidden).transpose(1, 2)
     return (out, *result[1:])[: len(call.node.outputs)]
 

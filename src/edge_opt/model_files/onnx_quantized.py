@@ -215,7 +215,7 @@ def quantized_nodes(nodes: tuple[FileNode, ...], constants: frozenset[str], outp
         )  # fmt: skip
         if not is_kept:
             quantized.discard(index)
-    # What stands behind a node that is not run on bytes is not, either.
+    # Nodes after one that is not run on bytes are not run on bytes either.
     for index in sorted(quantized):
         node = nodes[index]
         first = makers.get(node.inputs[0])

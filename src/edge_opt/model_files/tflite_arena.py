@@ -65,7 +65,7 @@ def plan_arena(
     firsts, lasts = (np.array([getattr(life, end) for life in ordered], np.int64) for end in ("first", "last"))
     placements: list[tuple[int, _Life]] = []
     for count, life in enumerate(ordered):
-        # Of thousands of tensors few live at the same time: Python looks at these alone.
+        # Few of thousands of tensors live at the same time: only these are searched.
         beside = np.flatnonzero((lasts[:count] >= life.first) & (firsts[:count] <= life.last)).tolist()
         placements.append((_gap(life, sorted((placements[index] for index in beside), key=itemgetter(0))), life))
     offsets = {life.name: offset for offset, life in placements}

@@ -79,7 +79,7 @@ def activated(call: NodeCall, x: torch.Tensor) -> torch.Tensor:
 
 
 def rank(call: NodeCall, x: torch.Tensor, wanted: int) -> torch.Tensor:
-    """Return a tensor that must have so many dimensions."""
+    """Return a tensor, and refuse another number of dimensions."""
     if x.dim() != wanted:
         raise call.error(f"its tensor {tuple(x.shape)} should have {wanted} dimensions")
     return x

@@ -36,7 +36,7 @@ IDENTIFIER = b"TFL3"
 _MOST_READ = 4_000_000
 _POINTS_OUTSIDE = "it points outside itself; it is cut off or damaged"
 
-# What the published schema says: operators by their number, then element types, and fields of options.
+# From the published schema: operators by number, then element types, and fields of options.
 OPERATORS = (
     "ADD AVERAGE_POOL_2D CONCATENATION CONV_2D DEPTHWISE_CONV_2D DEPTH_TO_SPACE DEQUANTIZE EMBEDDING_LOOKUP FLOOR "
     "FULLY_CONNECTED HASHTABLE_LOOKUP L2_NORMALIZATION L2_POOL_2D LOCAL_RESPONSE_NORMALIZATION LOGISTIC "
@@ -66,7 +66,7 @@ OPERATORS = (
 ).split()
 CUSTOM = OPERATORS.index("CUSTOM")
 
-# Element types by their number, in torch's names; None for text and handles, which are no tensors.
+# Element types by their number, in torch's names; None for text and handles, which are not tensors.
 TYPES: tuple[str | None, ...] = (
     "float32", "float16", "int32", "uint8", "int64", None, "bool", "int16", "complex64", "int8", "float64",
     "complex128", "uint64", None, None, "uint32", "uint16", "int4", "bfloat16", "int2", "uint4", "float8_e4m3fn",
@@ -339,7 +339,7 @@ class _TfliteReader:
         if wrong is not None or (signature and len(signature) != len(shape)):
             raise UnreadableModel(f"the tensor {name!r} has the shape {shape}, or else {signature}")
         dtype = TYPES[number]
-        # A dimension that may change stands for 1 where the file has no better one.
+        # A dimension that may change is 1 if the file has no better value.
         closed = tuple(max(size, 1) if size < 0 else size for size in shape)
         tensor = Tensor(name, closed, signature or shape, dtype, self._buffer(table.number(2, "I"), name))
         if table.table(6) is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-# What models call their number of heads; the attribute that holds it is lowered with them.
+# Names of the attribute with the number of heads in models; pruning lowers it.
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 # Their joint width, kept by some beside the number.
 HEAD_WIDTHS = ("all_head_size", "inner_dim", "attn_dim", "attention_dim", "split_size")
@@ -21,7 +21,7 @@ class PrunedAttention(nn.Module):
     Query, key and value are one width, `embed_dim`; the heads' joint width is `num_heads * head_dim`.
 
     Args:
-        original: The module to stand in for; its tensors are used, not copied.
+        original: The module to replace; its tensors are used, not copied.
     """
 
     # nn.TransformerEncoderLayer reads it: its fused path cannot run this one.
@@ -60,7 +60,7 @@ class PrunedAttention(nn.Module):
             need_weights: Whether to return the weights.
             attn_mask: Which keys a query may not see, or numbers to add to the scores.
             average_attn_weights: Whether weights are averaged over the heads; else there is one row per head.
-            is_causal: Whether a query sees no later keys; counts where no weights are wanted and there is no mask.
+            is_causal: Whether a query ignores later keys; used only without weights and without a mask.
         """
         is_batched = query.dim() == 3
         if not is_batched:

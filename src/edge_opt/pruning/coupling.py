@@ -162,7 +162,7 @@ class CouplingGraph:
         return module.writes[0].path if isinstance(module, SurrogateLinear) else self.paths.get(module)
 
     def roles(self, module: nn.Module, side: Side) -> tuple[Role, ...]:
-        """Return the layers of the model whose channels a module of the surrogate stands for; none for a parameter."""
+        """Return the layers of the model whose channels a module of the surrogate represents; none for a parameter."""
         if isinstance(module, SurrogateLinear):
             return module.reads if side == "in" else module.writes
         path = self.paths.get(module)

@@ -47,7 +47,7 @@ def dependency_graph(model: nn.Module, arguments: CallArguments) -> Any:
     base: Any = pruning.pruner.function.MultiheadAttentionPruner
 
     class AttentionPruner(base):  # type: ignore[misc]
-        """What goes in and what comes out are channels of their own; by default they are taken for the same."""
+        """Separate input channels from output channels; by default torch-pruning takes them for the same."""
 
         def prune_in_channels(self, layer: Any, idxs: Any) -> Any:
             return layer
@@ -165,7 +165,7 @@ def _follow_pixel_shuffles(graph: Any) -> None:
 
 
 class Role(NamedTuple):
-    """A layer of the model that a surrogate stands for: its channel c is channel `channels[c]` of the surrogate."""
+    """A layer of the model that a surrogate represents: its channel c is channel `channels[c]` of the surrogate."""
 
     path: str
     channels: np.ndarray
@@ -177,8 +177,8 @@ class SurrogateLinear(nn.Linear):
     Args:
         inputs: Input channels.
         outputs: Output channels.
-        reads: The layers that its inputs stand for.
-        writes: The layers that its outputs stand for.
+        reads: The layers that its inputs represent.
+        writes: The layers that its outputs represent.
         block: So many neighboring outputs can only go together.
     """
 
@@ -328,7 +328,7 @@ def _head_layouts(
     width, kept = sizes[0][1], sizes[1][1]
     if sizes[2][1] != kept or width % kept or kept % head_size or len({inputs for inputs, _ in sizes}) != 1:
         return
-    # Query heads that share a key and value are neighbors; the channel of a key stands for the first of them.
+    # Query heads that share a key and value are neighbors; the channel of a key represents the first of them.
     block = head_size * (width // kept)
     shared = np.arange(kept) // head_size * block + np.arange(kept) % head_size
     if width > kept or count is None:

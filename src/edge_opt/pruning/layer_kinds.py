@@ -204,7 +204,7 @@ def refusal_of(module: nn.Module, side: Side = "out") -> str | None:
 
 
 def counted_attributes(module: nn.Module, kept_in: int, kept_out: int) -> dict[str, Any]:
-    """Return the attributes that count channels, with their values once so many are left on each side."""
+    """Return the attributes that count channels, with their values after pruning."""
     kind = kind_of(module)
     counts: dict[str, Any] = {name: n for name, n in ((kind.inputs, kept_in), (kind.outputs, kept_out)) if name}
     if isinstance(module, nn.LayerNorm):

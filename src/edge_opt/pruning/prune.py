@@ -193,7 +193,7 @@ def ratio_for(remaining: Callable[[float], float], target: float) -> float:
         middle = (low + high) / 2
         shares[middle] = remaining(middle)
         low, high = (middle, high) if shares[middle] > target else (low, middle)
-    # Of equally close ratios the smallest. One that takes as long as the original, or longer, is not chosen.
+    # Choose the smallest of equally close ratios, never one that takes as long as the original or longer.
     faster = [ratio for ratio, share in shares.items() if share < 1.0 or ratio == 0.0]
     return min(faster, key=lambda ratio: (abs(shares[ratio] - target), ratio))
 

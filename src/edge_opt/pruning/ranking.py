@@ -115,7 +115,7 @@ class Ranking:
     def removed(self, ratios: Mapping[int, float], shifts: Mapping[int, int] | None = None) -> np.ndarray:
         """Return for each unit whether it goes; `ratios` gives the share of units to remove by number of the group.
 
-        `shifts` lets a group keep so many steps of rounding more, or less.
+        `shifts` lets a group keep that many rounding steps more or less.
         """
         removed = np.zeros(self.channel_map.units, dtype=bool)
         for number, ratio in ratios.items():

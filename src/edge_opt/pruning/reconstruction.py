@@ -1,4 +1,4 @@
-"""What channels contribute to the layers behind them, on real inputs, and how kept channels replace removed ones.
+"""Measure what channels contribute to the next layers on real inputs, and fit kept channels to replace removed ones.
 
 A layer that reads channels x computes W x. Without the channels R it can still see the kept ones, K, and the best guess
 of x_R from x_K is linear regression. What is lost is the part of x_R that no kept channel predicts, weighted by W. No
@@ -26,9 +26,9 @@ from edge_opt.tasks.batches import eval_mode, input_calls
 # Batches that statistics are taken from, and rows (pixels, tokens) of one input that are looked at.
 MOST_BATCHES = 16
 MOST_ROWS = 4096
-# Beyond so many columns the joint statistics of a layer's inputs take too long; then each column is seen alone.
+# With more columns, the joint statistics of a layer's inputs take too long; then each column is treated alone.
 MOST_COLUMNS = 2048
-# Channels of a group are dropped in at most so many steps, each seeing what the ones before have left.
+# Channels of a group are removed in at most this many steps; each step starts from the result of the previous one.
 MOST_STEPS = 256
 # Added to the variances, as a share of their mean (ridge regression). Covariances of a few thousand rows are singular
 # where channels are nearly equal, or dead; 1e-2 bounds the condition number at about 100 times the largest eigenvalue
@@ -146,7 +146,7 @@ def column_weights(module: nn.Module) -> torch.Tensor:
 
 @dataclass(slots=True)
 class RemovalLoss:
-    """What one layer loses as units of one group go, where the kept channels replace them as well as they can.
+    """The error of one layer as units of one group are removed and kept channels replace them by least squares.
 
     The inputs x have the covariance C, and the layer computes W x. Let P = C⁻¹ over the channels still there, and
     G = WᵀW. For jointly Gaussian x, and for linear regression in general:

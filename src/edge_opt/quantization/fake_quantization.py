@@ -60,7 +60,7 @@ def rounding_layers(model: nn.Module, is_reduced: bool) -> Iterator[None]:
 
     def before(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if not is_parametrized(layer, "weight"):
-            # An attribute of the instance stands in front of the parameter of that name.
+            # An attribute of the instance hides the parameter of that name.
             layer.__dict__["weight"] = _rounded_weight(layer.weight, channel_dim(layer), largest)
         return tuple(_arriving(value) for value in args)
 

@@ -25,13 +25,13 @@ from edge_opt.measuring.machine import needs_reduced_range
 from edge_opt.records.fields import field, record
 
 Tensors = tuple[torch.Tensor, ...]
-# protobuf refuses 2 GiB; weights of larger models stand in a file of their own, with room for the rest of the graph.
+# protobuf refuses 2 GiB; weights of larger models are in a separate file; the graph also needs space.
 EXTERNAL_DATA_BYTES = 1_500_000_000
 # Where each node keeps the path of its module, so that every tool behind the export can name it.
 PATH_KEY = "edge_opt.module"
 # On nodes that stay in float because the caller asked for it.
 KEPT_KEY = "edge_opt.spared"
-# What the quantizers append to the names of nodes.
+# Suffixes that the quantizers append to the names of nodes.
 _APPENDED = re.compile(r"(_quant|_MatMul|_Q\d+|_nbits)$")
 
 
@@ -70,7 +70,7 @@ class FloatFile:
     module_paths: Mapping[str, str] = field(
         "Path of the module of each node, by its name; the preparation drops what the nodes say."
     )
-    is_big: bool = field("Whether weights stand beside the file.")
+    is_big: bool = field("Whether weights are in a file beside it.")
 
     def source_name(self, name: str) -> str:
         """Return the name that a node had in this file, without what quantizers append to it."""
@@ -263,7 +263,7 @@ def sample_remarks(calibration: Sequence[Tensors]) -> tuple[str, ...]:
     return (f"ranges come from {count} samples: others may leave them; calibrate on {_ENOUGH_SAMPLES} or more",)
 
 
-# What hands a mask on, and scores that one was added to.
+# Operators that pass a mask on, and scores to which a mask was added.
 _CARRYING = frozenset("Where Add Sub Mul Expand Unsqueeze Squeeze Reshape Slice Cast Transpose Concat Identity".split())
 _MASKING = ("Where", "Add", "Sub", "Mul")
 

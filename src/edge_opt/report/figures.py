@@ -1,4 +1,4 @@
-"""What pages and pictures draw, as data."""
+"""The data of charts on pages and in pictures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Bars:
 
     @property
     def caption(self) -> str:
-        """What the chart shows, in words."""
+        """A description of the chart."""
         if not self.total:
             return "No layer has any."
         top = max(range(len(self.values)), key=lambda index: self.values[index])
@@ -300,7 +300,7 @@ def device_roofs(profile: ModelProfile, names: Sequence[str] | None = None) -> t
         return ()
     specs: dict[str, DeviceSpec] = {}
     for target in (prediction.target for prediction in (profile.predictions if names is None else ())):
-        with suppress(UnknownDevice):  # a calibration of some machine is no catalogue device
+        with suppress(UnknownDevice):  # a calibrated machine is not in the catalog
             spec = find_device(target)
             specs[spec.name] = spec
     for name in DEVICES if names is None else names:

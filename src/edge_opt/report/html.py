@@ -116,7 +116,7 @@ def _cell(column: Column, cell: Cell) -> str:
 
 
 def _tree(columns: Table) -> str:
-    """Return a table whose rows fold below the rows above them; so many levels are open that a screen holds them."""
+    """Return a table whose rows fold below their parents; as many levels are open as fit a screen."""
     names, *others = columns
     depths = [len(cell.prefix) // 2 for cell in names.cells]
     opened = max((depth for depth in depths if sum(it <= depth for it in depths) <= _OPEN_ROWS), default=1) or 1

@@ -46,7 +46,7 @@ def png(figure: Any) -> bytes:
         text.set_parse_math(False)
     image = io.BytesIO()
     with warnings.catch_warnings():
-        # A font without some sign draws a box in its place, which is no reason to talk.
+        # A font without a character draws a box; that needs no warning.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(image, dpi=DPI)
     return image.getvalue()

@@ -57,7 +57,7 @@ def profile_sheet(
     """Return the profile with every remark on its figures or the first ones only.
 
     Modules stand as a tree down to `depth`, what lies deeper folded into its ancestor; without a depth, as deep as a
-    screen or so holds. `sort` makes it a list, largest first, whose rows add up; `top` keeps the first so many.
+    screen or so holds. `sort` makes it a list, largest first, whose rows add up; `top` keeps the first ones.
     """
     check_view(level, depth, sort, top)
     if sort == "time" and (profile.measurement is None or profile.measurement.layers is None):
@@ -193,7 +193,7 @@ def _branch(node: ProfileNode, label: str, guides: str, below: str, depth: int, 
 
 
 _BAR_WIDTH = 5
-# What the share beside the MACs is a share of; peaks and intensities do not add up, so they have none.
+# The column that the share beside the MACs refers to; peaks and intensities do not add up, so they have no share.
 _SHARES = {
     "macs": "MACs %", "flops": "FLOPs %", "params": "Params %", "bytes": "Moved %", "activations": "Activ. %",
     "time": "Time %", "predicted": "Pred. %",
@@ -205,7 +205,7 @@ def _profile_table(profile: ModelProfile, lines: Sequence[Line], level: Level, s
     is_operators = level == "operators"
 
     def figures(name: str, drop_order: int = 0) -> Column:
-        # What the list is sorted by is never left out.
+        # The column that the list is sorted by is never dropped.
         order = 0 if sort is not None and SORT_COLUMNS[sort] == name else drop_order
         return Column(COLUMNS[name].title, tuple(_figure(profile, row, name) for row in rows), drop_order=order)
 
@@ -354,7 +354,7 @@ def energy_sentence(energy: Energy, *, is_short: bool = False) -> str:
     return f"{units.energy(energy.joules)} per forward, {how}"
 
 
-# What a prediction rests on, and what it calls the operators that this does not cover.
+# The basis of a prediction, and its word for operators that the basis does not cover.
 _BASES = {
     "calibrated": ("from operators sampled there", "outside what was sampled"),
     "timed": ("each of its operators timed there once", "outside what was sampled"),

@@ -24,14 +24,14 @@ from edge_opt.report.sweep_files import frontier_keys, sweep_rows
 
 FORMAT = "edge_opt.runs"
 SCHEMA_VERSION = 1
-# What differs from run to run without being a choice of anybody.
+# Values that differ from run to run although nobody chose them.
 _NOT_CHOSEN = ("config.output_dir", "machine.load_1min", "machine.python", "machine.torch")
 _DESCRIBED = ("config", "versions", "machine", "data")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one folder or file holds; None for a part that it lacks."""
+    """The contents of one folder or file; None for a missing part."""
 
     name: str
     source: Path
@@ -88,7 +88,7 @@ def runs_data(runs: Sequence[Run], folder: Path, title: str | None = None) -> di
     }
 
 
-# What the line of a run shows of its parts: the key, and where the value is. A run without the part has None.
+# The columns of a run's line: the key, and where the value is. A run without the part has None.
 _OF_BEST = {
     "score": "accuracy", "score_low": "accuracy_low", "score_high": "accuracy_high", "best_s": "ranked_latency_s",
     "best_low_s": "ranked_low_s", "best_high_s": "ranked_high_s", "size_bytes": "size_bytes",

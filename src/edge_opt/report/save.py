@@ -23,7 +23,7 @@ from edge_opt.text import spreadsheet
 
 R = TypeVar("R")
 FORMAT = "edge_opt.profile"
-# What people look for comes first; the trace, which is most of the file, last.
+# Results come first; the trace, which is most of the file, comes last.
 _ORDER = ("format", "schema_version", "name", "mode", "convention", "totals", "peak", "unpriced", "layers")
 
 

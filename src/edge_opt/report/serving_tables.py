@@ -102,7 +102,7 @@ def _comparison_notes(reports: Reports) -> list[Note]:
 
 
 def _notes(report: ServingReport, most: int | None = None) -> Iterator[Note]:
-    """Yield what there is to say of a report, each with its label; of remarks at most so many."""
+    """Yield the notes of a report with their labels, and at most this many remarks."""
     memory, decode, start, prefill = report.memory, report.decode, report.decode_at_start, report.prefill
     yield "Model", f"{_title(report)}; {report.weights} is {report.bits_per_weight:.2f} bits per weight on average"
     yield "Asked", _asked(report)

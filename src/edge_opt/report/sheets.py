@@ -90,7 +90,7 @@ Table = tuple[Column, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """What people see of a record: a title, tables, and notes with a label each. A table without rows is left out.
+    """A record as it is shown: a title, tables, and notes with labels. A table without rows is omitted.
 
     Notebooks and pages draw the picture as well. `parts` are sheets below it; one that `is_folded` is closed at first
     where the format can fold.
@@ -114,7 +114,7 @@ Writer = Callable[..., str]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How one kind of record is shown: its sheet, the one for a terminal, and files that are no sheets, by suffix."""
+    """How one kind of record is shown: its sheet, the one for a terminal, and other files, by suffix."""
 
     sheet: Maker
     brief: Maker
@@ -163,7 +163,7 @@ def record_text(record: Any, width: int | None = None) -> str:
 
 
 def record_html(record: Any) -> str:
-    """Return a record as HTML that stands in a notebook and fetches nothing."""
+    """Return a record as HTML for a notebook, without requests."""
     from edge_opt.report.html import sheet_html
 
     return sheet_html(sheet_of(record))

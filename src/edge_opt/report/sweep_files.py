@@ -114,7 +114,7 @@ def sweep_rows(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) -> list
     """Return one row per candidate, in order; None where a figure is not known, as after a failure.
 
     `memory_mb` is the weights, as in the published files, and `peak_memory_mb` everything alive at once.
-    `energy_proxy_j` holds power times latency only; what a meter or a model said stands in `energy_j` alone, and
+    `energy_proxy_j` holds power times latency only; the value of a meter or a model is only in `energy_j`, and
     `energy_source` says which it is.
     """
     return [_row(result, trial, budgets) for trial in result.trials]
@@ -174,7 +174,7 @@ def sweep_csv(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) -> str:
     """Return the rows as CSV: exact numbers, empty where one is not known, no text that a spreadsheet would run."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    # Where another metric is scored, its columns stand in for those of accuracy, and say which way is better.
+    # The columns of another metric replace those of accuracy, and state which direction is better.
     is_other = result.metric != "accuracy"
     behind = {"metric_direction": result.metric_direction} if is_other else {}
     names = [*_row(result, result.baseline, budgets), *behind]

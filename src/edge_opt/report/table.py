@@ -180,7 +180,7 @@ _COLUMNS = (
 )
 # fmt: on
 COLUMNS = {column.name: column for column in _COLUMNS}
-# What tables can be sorted by: the word of the option, and the column.
+# Sort keys of tables: the word of the option, and the column.
 SORT_COLUMNS = {
     "macs": "macs",
     "flops": "flops",
@@ -203,7 +203,7 @@ def columns(level: str) -> tuple[ProfileColumn, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What one row of a table would take; None is not known. `spent` is its time by what it goes to."""
+    """The predicted time of one row; None: not known. `spent` is the time by compute, memory and overhead."""
 
     seconds: float | None
     low: float | None
@@ -399,7 +399,7 @@ class ProfileNode:
 
 
 def module_tree(profile: ModelProfile) -> ProfileNode:
-    """Return the modules that were called, by path; children stand in the order of their first call.
+    """Return the modules that were called, by path; children are in the order of their first call.
 
     A module belongs under the path that defines it, also when a module elsewhere calls it: so a row is its own work
     plus its children's, also if they are shared. Containers that are never called, such as a ModuleList, have no row.

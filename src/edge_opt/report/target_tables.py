@@ -169,7 +169,7 @@ def _bandwidth_sentence(spec: DeviceSpec) -> str:
 
     bandwidth = used_bandwidth(spec, spec.engine)
     if bandwidth is None:
-        why = spec.bandwidth_unknown or f"no figure for the {spec.engine}, and none on paper"
+        why = spec.bandwidth_unknown or f"no figure for the {spec.engine}, and none in a data sheet"
         return f"The bandwidth is unknown, so the roofline does not use it: {why}"
     return f"A roofline uses {_rate(bandwidth.bytes_per_s)}: {bandwidth.reading}"
 

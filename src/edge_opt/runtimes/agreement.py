@@ -32,10 +32,10 @@ from edge_opt.trace.inputs import CallArguments
 # works mostly stays below a tenth, and a wrong kernel is near or beyond 1. Between them lies what too few calibration
 # samples do: a third of the mean, where two in five samples got another answer (timm's fastvit_t8).
 BOUNDS = MappingProxyType({"fp32": 0.01, "fp16": 0.05, "bf16": 0.1, "int8": 0.2, "int4": 0.5})
-# Of the samples with a clear answer, so many may get another one; and so much accuracy may go, beyond chance.
+# Share of samples with a clear answer that may change it, and significant loss of accuracy that is allowed.
 FLIPS_ALLOWED = 0.1
 DROP_ALLOWED = 0.05
-# A single sample may differ by so many times the bound: of int8, by half of the mean output.
+# A single sample may differ by this factor times the bound: in int8, by half of the mean output.
 SINGLE_ALLOWED = 2.5
 # A large batch is where runtimes change their kernels. It may cost this many FLOPs, because it is run twice.
 _LARGE_BATCH = 512
@@ -172,7 +172,7 @@ def agreement(original: ReferenceModel, runner: Runner, batches: LabeledBatches,
     for batch in original.other_sizes(batches.tensors) if fixed_batch is None else ():
         try:
             converted = runner(*batch)
-        except EdgeOptError as error:  # a refusal is no wrong output
+        except EdgeOptError as error:  # a refusal is not a wrong output
             entries.append(BatchAgreement(_count(batch), None, None, None, refused=first_line(error)))
         else:
             note(batch, converted)
@@ -346,7 +346,7 @@ def sized(batches: Sequence[Tensors], target: int) -> Tensors:
 
 
 def singles(batches: Sequence[Tensors], most: int) -> list[Tensors]:
-    """Return the first samples, at most so many, each as a batch of its own."""
+    """Return at most this many first samples, each as its own batch."""
     count = min(most, sum(_count(batch) for batch in batches))
     return in_batches_of([sized(batches, count)], 1)
 
@@ -379,7 +379,7 @@ def _check(expected: Tensors, converted: Tensors, runner: Runner) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TooDifferent:
-    """What differs too much: the batch size or the unseen inputs, None for the accuracy over all, and the problem."""
+    """A difference that is too large: the batch size or unseen inputs (None: accuracy over all), and the problem."""
 
     entry: BatchAgreement | UnseenAgreement | None
     problem: str
@@ -442,7 +442,7 @@ def _problem(entry: BatchAgreement | UnseenAgreement, bound: float, single: floa
     return None
 
 
-# A quarter is held out: the ranges of the rest are then nearly those of all. Of fewer samples, a quarter says nothing.
+# A quarter is held out: the ranges of the rest are then nearly those of all. With fewer, a quarter is too small.
 _PARTS = 4
 _LEAST = 8
 # More samples than these tell little more.
@@ -461,7 +461,7 @@ def compare_unseen(
 ) -> Iterator[Unseen | None]:
     """Compare the twin on samples that it was made without, and the file in `runner` on rolled sequences.
 
-    `checks` are the batches that the file was compared on before. None stands for what cannot be compared.
+    `checks` are the batches that the file was compared on before. None: cannot be compared.
     """
     if built.twin is not None:
         twin, held_out = built.twin(), built.held_out
@@ -521,7 +521,7 @@ def rolled(names: Sequence[str], batches: Sequence[Tensors], most: int = _MOST_R
     others = [tensor for name, tensor in zip(names, whole, strict=True) if "mask" not in name]
     if not others:
         return None
-    # Of ids, types and positions, ids have the most values.
+    # Token ids have more values than types and positions.
     ids = max(others, key=lambda tensor: len(torch.unique(tensor)))
     is_read = torch.stack([torch.ones_like(ids, dtype=torch.bool), *masks]).all(0)
     # One sample does not show how others begin.

@@ -56,7 +56,7 @@ def export_onnx(
 ) -> Exported:
     """Write the model as ONNX in its own precision, for any batch size where the model allows it.
 
-    Each node carries its module's path. Weights beyond 1.5 GB stand beside the file as `NAME.onnx.data`.
+    Each node carries its module's path. Weights beyond 1.5 GB are in `NAME.onnx.data` beside the file.
 
     Args:
         model: The model; it is left as it was.

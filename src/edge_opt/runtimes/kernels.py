@@ -1,4 +1,4 @@
-"""What a runtime really executed, kernel by kernel, the layers that the kernels stand for, and the first wrong one."""
+"""The kernels that a runtime executed, mapped to layers, and the first layer with a wrong output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Graph:
     makers: dict[str, Any]
 
     def find(self, kernel: str, op: str = "") -> Any | None:
-        """Return the node that a kernel stands for: runtimes name it after the node, or after what it makes."""
+        """Return the node of a kernel: runtimes name the kernel after the node, or after its output."""
         node = self._named(kernel.removeprefix("InsertedPrecisionFreeCast_").removeprefix("fused "))
         family = FAMILY.get(op)
         if node is None or family is None or FAMILY.get(node.op_type) == family:
@@ -160,7 +160,7 @@ class ProfiledRunner(Protocol):
     path: Path
 
     def kernel_times(self, inputs: Sequence[Any], repeats: int) -> Sequence[ProfileEntry]:
-        """Return every kernel with the seconds of each of so many runs, after one; of none, those of the one."""
+        """Return every kernel with its seconds in each run after a warm-up run; without runs, those of the warm-up."""
         ...
 
 
@@ -201,7 +201,7 @@ def inspect_kernels(runner: Runner, asked: str, batch: Sequence[Any]) -> Inspect
 
 
 def _kernels(graph: Graph, runner: ProfiledRunner, inputs: Sequence[Any], repeats: int) -> tuple[Kernel, ...]:
-    """Return every kernel with the layer that it stands for and its typical seconds."""
+    """Return every kernel with its layer and its median seconds."""
     kernels = []
     for entry in runner.kernel_times(inputs, repeats):
         candidates = (graph.find(alias, entry.op) for alias in (*entry.aliases, entry.name))
@@ -219,7 +219,7 @@ def _kernels(graph: Graph, runner: ProfiledRunner, inputs: Sequence[Any], repeat
     return paired(graph, kernels)
 
 
-# What only computes shapes and positions.
+# Operators that only compute shapes and positions.
 _WITHOUT_FLOATS = frozenset(
     "Shape Cast Constant ConstantOfShape Range Equal Size NonZero Gather Unsqueeze Concat".split()
 )

@@ -106,7 +106,7 @@ class ModelCall:
             raise InvalidInput(
                 f"{what} has {len(values)} tensors; the model takes {len(self.names)}: {', '.join(self.names)}"
             )
-        # What stands behind the inputs are labels.
+        # Values after the inputs are labels.
         return tuple(
             self._fitting(torch.as_tensor(value), name, example, what)
             for value, name, example in zip(values, self.names, self.tensors, strict=False)

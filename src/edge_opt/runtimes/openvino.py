@@ -28,7 +28,7 @@ from edge_opt.runtimes.protocol import (
 )
 from edge_opt.runtimes.torch_runtime import check_instructions
 
-# What it is asked to compute in. int8 is in the file; what is not quantized there stays in float32.
+# The precision hint. int8 is in the file; layers that are not quantized there stay in float32.
 _HINTS = MappingProxyType({"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"})
 _FACTS = ("layerType", "runtimePrecision", "originalLayersNames")
 _NOT_RUN = ("Const", "Input", "Output")

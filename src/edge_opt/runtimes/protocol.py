@@ -1,4 +1,4 @@
-"""What a runtime is: what it is asked to build, what it builds, and runners, which are opened and timed here."""
+"""The protocol of runtimes: conversion requests, built models, and runners, which are opened and timed here."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ConversionRequest:
 
 @record
 class BuiltModel:
-    """What a runtime built."""
+    """The model that a runtime built."""
 
     path: Path = field("The file; for torch it holds the weights of `model`.")
     outputs: tuple[str, ...] | None = field(
@@ -77,7 +77,7 @@ class BuiltModel:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What ran: the kernels, where the runtime tells them, and the precision of each layer."""
+    """The kernels that ran, if the runtime reports them, and the precision of each layer."""
 
     kernels: tuple[Kernel, ...]
     layers: tuple[LayerPrecision, ...]
@@ -206,7 +206,7 @@ class ClosingRunner:
 
     @property
     def loaded(self) -> Any:
-        """What the runtime loaded, as a subclass has set it; a runner that was closed raises."""
+        """The object that the runtime loaded, set by the subclass; a closed runner raises."""
         if self._loaded is None:
             raise InvalidInput("this runner is closed; open it again")
         return self._loaded

@@ -118,7 +118,7 @@ class LocalBuilders:
         self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]
     ) -> Generator[tuple[Candidate, Outcome], None, None]:
         waiting = list(reversed(candidates))
-        # What the threads of workers ask the thread of the caller to do.
+        # Calls that threads of workers ask the caller's thread to make.
         calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
         stopped = threading.Event()
         running: dict[Future[Outcome], tuple[Candidate, Isolation]] = {}
@@ -278,7 +278,7 @@ def check_scheduler(address: str, insecure: bool) -> None:
     """Refuse an address that is not one, and a connection without encryption unless `insecure` allows it.
 
     Anyone who can connect to a scheduler can run code on its workers and on the machine of the sweep. On a machine with
-    several users that is every user, so a loopback address is no exception.
+    several users that is every user, so a loopback address is not safe either.
     """
     parts = urlsplit(address)
     if parts.scheme not in ("tls", "tcp") or not parts.hostname:

@@ -1,4 +1,4 @@
-"""Decide by measured figures: who is on a frontier, which pruned variants are no faster, and what to ship."""
+"""Find the Pareto fronts, pruned variants that are not faster than unpruned ones, and the candidate to ship."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def frontiers(trials: Sequence[Trial], *, use_ci: bool = False) -> tuple[tuple[s
     """Return the frontiers of accuracy against each cost, and of everything that is known at all, by their objectives.
 
     Names are the objectives with commas between: "accuracy,latency_ms", ..., "accuracy,latency_ms,energy_j,...". Where
-    the time of the batch that is deployed is known, it stands in for that of other batches.
+    the time of the deployed batch is known, it replaces that of other batches.
     """
     ran = [trial.metrics for trial in trials if trial.metrics is not None]
     score = _metric(trials)
@@ -208,7 +208,7 @@ def unpacked_answers(text: str) -> NDArray[np.bool_]:
 
 
 class Answered(Protocol):
-    """What pairs a score with another on the same samples: packed answers, or scores of the same resamples."""
+    """The data that pairs two scores by sample: packed answers, or scores of the same resamples."""
 
     @property
     def answers(self) -> str: ...
@@ -327,7 +327,7 @@ def retimed(trial: Trial, finals: Finals) -> Trial:
     timing = finals.of(trial.candidate)
     if timing is None or trial.metrics is None:
         return trial
-    # The times that are disturbed once those of the finals stand in for others of the same batch.
+    # The disturbed times after those of the finals replaced others of the same batch.
     sizes = {"latency_ms": trial.metrics.batch_size, "deploy_latency_ms": finals.batch_size, "single_latency_ms": 1}
     disturbed = [
         name

@@ -50,7 +50,7 @@ class Job(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one phase may use; None is no limit. Memory is resident, of the process and its children."""
+    """The limits of one phase; None: no limit. Memory is resident, of the process and its children."""
 
     memory_bytes: int | None = None
     seconds: float | None = None

@@ -37,7 +37,7 @@ class Space(Record):
         pruning_levels: Shares of the channels to remove, from 0 to below 1.
         precisions: Types of the numbers: fp32, fp16, bf16, int8.
         runtimes: Who runs a candidate; `edge_opt.runtimes.registry.runtime_names()` lists them.
-        layer_pruning: Shares to try for single layers, by path; there they stand in for `pruning_levels`.
+        layer_pruning: Pruning ratios of single layers, by path, instead of `pruning_levels`.
         impossible: Pairs of precision and runtime to leave out, each with the reason; int8 in eager torch by default.
 
     >>> space = Space((0.0, 0.5), ("fp32", "int8"), ("torch", "onnxruntime"))

@@ -32,7 +32,7 @@ PRAGMA application_id = 0x45444745;  -- "EDGE" in ASCII: how SQLite files say wh
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a build returned, for `measure`, and how long it took."""
+    """The result of a build, for `measure`, and its duration."""
 
     value: Mapping[str, Any]
     seconds: float

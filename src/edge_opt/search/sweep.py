@@ -56,8 +56,8 @@ class SweepOptions:
         workers: Processes that build side by side. Measuring is always done one at a time.
         scheduler: Address of a Dask scheduler whose workers build instead.
         insecure: Whether a scheduler may be used without encryption.
-        memory_limit_bytes: Resident bytes of one phase; None is no limit.
-        time_limit_s: Seconds of one phase; None is no limit.
+        memory_limit_bytes: Limit of the resident bytes of one phase; None: no limit.
+        time_limit_s: Time limit of one phase in seconds; None: no limit.
         retries: How often a phase runs again after its process crashed.
         retry_failed: Whether candidates that failed in an earlier run are tried again.
         preload: Modules (or `module:function`) that processes start with, to be faster; `?name` is optional.
@@ -172,7 +172,7 @@ class Sweep:
         reference = _reference(self._space, baseline)
         self._plan()
         if isinstance(baseline, Trial) and reference.key not in self._known:
-            # A trial that is given stands in for running the baseline. A row of an earlier run stays as it was.
+            # A baseline that is passed is not run. A row of an earlier run is unchanged.
             if reference in self._space:
                 store.save(baseline)
             self._known[reference.key] = self._judged(baseline)

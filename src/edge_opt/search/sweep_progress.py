@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SweepStarted:
-    """The sweep begins, with so many candidates; `known` were finished by earlier runs."""
+    """The sweep begins; `known` candidates were finished by earlier runs."""
 
     name: str
     total: int

@@ -83,7 +83,7 @@ class Serving:
     def step_bytes(self, context: int) -> dict[PartName, float]:
         """Return the bytes that a decoding step streams, by part: weights once, and the state of each sequence."""
         parts = self.streamed(self.model.decode, self.batch)
-        # What does not grow is read and written anew; of the rest one position is written and the others are read.
+        # State that does not grow is read and written; of the rest, one position is written and the others are read.
         passes = DELTA_PASSES if self.model.has_delta_nets and self.runtime == "llama.cpp" else 2
         parts["kv"] = self.state_bytes(context, self.batch) + self.batch * self.constant_bytes * (passes - 1)
         return parts
@@ -183,7 +183,7 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a device makes of bytes and operations; without a device, nothing.
+    """The speed of a device for bytes and operations; without a device, unknown.
 
     Products of many rows run at `matrix_rate`, those with one row at `row_rate`. Weights are unpacked to floats at
     `unpack_per_s` where that takes time of its own.

@@ -9,11 +9,11 @@ from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import DeviceSpec, Engine, Figure
 from edge_opt.serving.weight_formats import WeightFormat
 
-# Part of the bandwidth on paper that streaming weights reaches: the median over the machines that
+# Share of the data sheet's bandwidth that streaming weights reaches: the median over the machines that
 # tests/support/decode_evidence.py lists, and for the CPU the STREAM copy of the Raspberry Pi 4 as one more.
 # tests/serving/test_token_rates.py derives all of these constants from that list.
 SHARE: dict[Engine, float] = {"cpu": 0.58, "gpu": 0.8, "npu": 0.8, "all": 0.8}
-# GPUs with more than this on paper reach less of it with a single sequence: the median of four. Weights of eight bits
+# GPUs with more than this reach less of it with a single sequence: the median of four. Weights of eight bits
 # or more are so few per byte that they keep up: Llama-2-7B in fp16 and q8_0 on M1, M2 and M3 Max reach 0.77 to 0.87
 # (github.com/ggml-org/llama.cpp/discussions/4167).
 WIDE_BYTES_PER_S = 300e9
@@ -31,7 +31,7 @@ _USUAL_CORES = 4
 SPREAD: dict[Engine, float] = {"cpu": 1.4, "gpu": 1.17, "npu": 1.4, "all": 1.4}
 MOST_ABOVE: dict[Engine, float] = {"cpu": 1.17}
 WIDE_SPREAD = 1.5
-# What a published run streamed on the device itself, and what is derived from runs on its kin.
+# Rates of published runs on the device itself, and rates derived from runs on similar devices.
 DECODED_SPREAD = 1.25
 DERIVED_SPREAD = 1.5
 # An engine without figures in the catalog may be of another kind than those that were timed.
@@ -39,7 +39,7 @@ UNKNOWN_SPREAD = 2.0
 # A read that was measured under load leaves the model's own kernels as the only unknown.
 MEASURED_SPREAD = 1.15
 # A copy reads and writes, one thread alone does not fill the memory: what streaming reaches over twice a one-thread
-# memcpy, on the catalogue's CPUs that have a figure on paper too, is 0.8 to 1.0.
+# memcpy, on the catalogue's CPUs that also have a data-sheet figure, is 0.8 to 1.0.
 COPY_SHARE = 0.85
 
 
@@ -133,7 +133,7 @@ def read_rate(
         figure = spec.bandwidth(method)
         if figure is not None:
             share, spread = sheet_share(wanted, figure.value, bits)
-            reading = f"{share:g} of {figure.value / 1e9:g} GB/s on paper ({figure.source})"
+            reading = f"{share:g} of {figure.value / 1e9:g} GB/s by the data sheet ({figure.source})"
             known = {spec.engine, *(peak.engine for peak in spec.peaks), *(item.engine for item in spec.bandwidths)}
             if wanted not in known:
                 return ReadRate(share * figure.value, f"{reading}; nothing is known of its {wanted}", UNKNOWN_SPREAD)
@@ -189,7 +189,7 @@ def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine) -> Product
         if peak is not None:
             return _share_of_peak(MATRIX_SHARE, precision, peak)
     fp64 = spec.peak(engine, "fp64")
-    if fp64 is not None:  # HPL, reached and not on paper: fp32 does twice as much
+    if fp64 is not None:  # measured with HPL, not from a data sheet: fp32 does twice as much
         return ProductRate(2 * fp64.value, f"twice the fp64 rate ({fp64.source})")
     return None
 

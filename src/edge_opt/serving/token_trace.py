@@ -24,13 +24,13 @@ from edge_opt.serving.weight_formats import WeightTensor, described
 from edge_opt.trace import InputSpec, trace
 from edge_opt.trace.inputs import copied_with
 
-_INNER = "model."  # where the model stands in the wrapper below
+_INNER = "model."  # the attribute of the model in the wrapper below
 _PRODUCTS = ("matmul", "attention", "conv")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """What one layer remembers, in values of one sequence.
+    """The state of one layer, in values of one sequence.
 
     `per_position` grows with the context up to `window`, `per_prompt` with the prompt that an encoder read, and
     `constant` does not grow: the state of a convolution or a recurrence.
@@ -211,7 +211,7 @@ def _layer_state(layer: Any) -> LayerState:
 
 
 def _state_tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of a state that does not grow, wherever they stand in it."""
+    """Return the tensors of a state that does not grow, at any depth."""
     if isinstance(value, torch.Tensor):
         return [value]
     parts = vars(value) if hasattr(value, "__dict__") and not isinstance(value, Mapping) else value

@@ -13,7 +13,7 @@ from edge_opt.errors import InvalidInput
 
 ServingRuntime = Literal["llama.cpp", "torch", "mlx"]
 RUNTIMES: tuple[ServingRuntime, ...] = ("llama.cpp", "torch", "mlx")
-# What a tensor is in a language model; a mix gives some of them another type than the rest.
+# The role of a tensor in a language model; a mix stores some roles in another type.
 TensorRole = Literal[
     "embedding", "head", "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_down", "ffn_up", "router",
     "matrix", "small",
@@ -43,7 +43,7 @@ _BLOCKS: dict[str, tuple[int, float]] = {
     "IQ3_XXS": (256, 98), "IQ3_S": (256, 110), "IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "MXFP4": (32, 17),
 }  # fmt: skip
 BLOCK_TYPES: Mapping[str, BlockType] = {name: BlockType(name, *size) for name, size in _BLOCKS.items()}
-# Where a row is no multiple of the block, llama.cpp takes the next type with blocks of 32; after that, F16.
+# If a row is not a multiple of the block, llama.cpp takes the next type with blocks of 32; after that, F16.
 _FALLBACK = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
     "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
@@ -195,7 +195,7 @@ _ALIASES = {
     "mxfp4_moe": "mxfp4",
 }  # fmt: skip
 
-# What the key-value cache may be held in: bytes per value, scales included.
+# Formats of the key-value cache: bytes per value, scales included.
 CACHE_FORMATS: Mapping[str, float] = {
     "fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
     "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32,

@@ -138,13 +138,13 @@ class Lifetimes:
         return number
 
     def alias(self, twin: torch.Tensor, number: int) -> None:
-        """Let a meta twin stand for a registered tensor."""
+        """Register a meta tensor as the twin of a registered tensor."""
         storage = twin.untyped_storage()
         self.numbers[storage._cdata] = number
         self.note_stand_in(storage, number)
 
     def note_stand_in(self, storage: Any, number: int) -> None:
-        """Remember a storage that stands for one of the caller's: it must not outlive the trace either."""
+        """Remember the twin of one of the caller's storages: it must not outlive the trace either."""
         ref = _StorageRef(storage)
         ref.address, ref.nbytes, ref.number = storage._cdata, storage.nbytes(), number
         self._stand_ins.append(ref)

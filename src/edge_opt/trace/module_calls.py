@@ -34,7 +34,7 @@ class Frame:
     outputs: tuple[Shape, ...] = ()
 
     def show_as(self, kind: str) -> None:
-        """Show the call under the class that it stands for, such as "torch.nn.modules.conv.Conv2d"."""
+        """Show the call under the class that it represents, such as "torch.nn.modules.conv.Conv2d"."""
         self.defined_in, _, self.kind = kind.rpartition(".")
 
 
@@ -82,7 +82,7 @@ class ModuleStack:
 
         Args:
             path: Its path, such as "layer1.0.conv1".
-            kind: The class that it stands for, such as "torch.nn.modules.conv.Conv2d".
+            kind: The class that it represents, such as "torch.nn.modules.conv.Conv2d".
             inputs: The shapes that it is given.
         """
         frame = self._begin(path, "", "")

@@ -61,7 +61,7 @@ class RecurrentStack:
     def fused_peak(self, zeros: Sequence[int]) -> int:
         """Return the peak of an LSTM in oneDNN: one call per layer and direction, states kept apart until stacked.
 
-        `zeros` stand in for the biases of each call.
+        `zeros` replace the biases of each call.
         """
         sequence = self.time * self.step
         counter = PeakCounter()

@@ -411,7 +411,7 @@ def _onednn_layer(x: torch.Tensor, *args: Any) -> tuple[Spec, ...] | None:
 def _onednn_layer_backward(x: torch.Tensor, *args: Any) -> tuple[Spec, ...] | None:
     """Gradients of the input, of both weights and biases, and of both states.
 
-    Where a layer has no biases, zeros in the shapes of its weights stand for them; their gradients are as biases are.
+    Where a layer has no biases, zeros in the shapes of its weights replace them, and have gradients like biases.
     """
     weights, gates, states = args[:2], args[0].shape[:1], args[4:6]
     shapes = (x.shape, *(weight.shape for weight in weights), gates, gates, *(state.shape for state in states))
