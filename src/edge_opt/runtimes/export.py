@@ -7,11 +7,11 @@ import importlib
 import os
 import re
 import shutil
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -180,8 +180,9 @@ def _by_torch_export(
     def exported(attempt: BatchAttempt) -> Any:
         shapes = attempt.dynamic_shapes(torch.export.Dim.AUTO)
         model, names = adapter(), list(call.names)
+        _share_translations()
         # Graphs of torch are many small objects: searching them for cycles would be a quarter of the time.
-        with call.running(), translations_kept(), gc_paused():
+        with call.running(), gc_paused():
             return torch.onnx.export(
                 model, attempt.tensors, dynamo=True, dynamic_shapes=shapes, input_names=names, verbose=False
             )
@@ -208,42 +209,16 @@ def _by_torch_export(
     return outputs, batch
 
 
-_lock = threading.RLock()
+@cache
+def _share_translations() -> None:
+    """Let the exports of this process share the table of translations, which each would build in half a second.
 
-
-@contextmanager
-def translations_kept() -> Iterator[None]:
-    """Let exports inside share torch's table of translations, which each would build for itself.
-
-    That is half the time of a small model's export. The class and its method are private to torch; where a version has
-    no such table, exports do what they always do.
+    The function is private to torch and onnxscript, takes no arguments, and returns a list that exports only read.
+    Where a version has no such function, exports do what they always do.
     """
-    try:
-        registry = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
-        original = registry.__dict__["from_torchlib"]
-    except (ImportError, AttributeError, KeyError):
-        yield
-        return
-    with _lock:
-        build = registry.from_torchlib
-        registry.from_torchlib = staticmethod(lambda **options: _translations(build, **options))
-        try:
-            yield
-        finally:
-            registry.from_torchlib = original
-
-
-_tables: dict[tuple[tuple[str, Any], ...], Any] = {}
-
-
-def _translations(build: Callable[..., Any], **options: Any) -> Any:
-    """Return a copy of the table, because an export adds functions of its own to it."""
-    key = tuple(sorted(options.items()))
-    if key not in _tables:
-        _tables[key] = build(**options)
-    table = copy.copy(_tables[key])
-    table.functions = {target: list(functions) for target, functions in table.functions.items()}
-    return table
+    with suppress(ImportError, AttributeError):
+        library = importlib.import_module("torch.onnx._internal.exporter._registration").onnxscript_apis
+        library.get_torchlib_ops = cache(library.get_torchlib_ops)
 
 
 def start_exporter() -> None:
@@ -251,7 +226,8 @@ def start_exporter() -> None:
 
     An error is left to the export that meets it again.
     """
-    with suppress(Exception), translations_kept(), quiet():
+    with suppress(Exception), quiet():
+        _share_translations()
         torch.onnx.export(nn.Identity().eval(), (torch.zeros(1),), dynamo=True, verbose=False)
     with suppress(ImportError):
         importlib.import_module("onnxruntime.quantization")

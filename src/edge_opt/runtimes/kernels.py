@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
 from edge_opt._support.checks import check_whole
 from edge_opt.errors import EdgeOptError, InvalidInput
-from edge_opt.measuring.runtime_profile import ProfileEntry
 from edge_opt.quantization.onnx_files import KEPT_KEY, Tensors, module_path, require
 from edge_opt.records.conversions import Kernel, LayerPrecision, RunnerProfile
 from edge_opt.runtimes.agreement import difference_share
@@ -153,17 +152,6 @@ _PRECISIONS = {
 }  # fmt: skip
 
 
-@runtime_checkable
-class ProfiledRunner(Protocol):
-    """A runner of an ONNX file whose runtime has a profiler."""
-
-    path: Path
-
-    def kernel_times(self, inputs: Sequence[Any], repeats: int) -> Sequence[ProfileEntry]:
-        """Return every kernel with its seconds in each run after a warm-up run; without runs, those of the warm-up."""
-        ...
-
-
 def profile_runner(runner: Runner, *inputs: Any, repeats: int = 20) -> RunnerProfile:
     """Return the seconds of each kernel by the runtime's own profiler.
 
@@ -175,15 +163,14 @@ def profile_runner(runner: Runner, *inputs: Any, repeats: int = 20) -> RunnerPro
         repeats: Runs to profile; a kernel's time is the mean of the middle half of them.
     """
     check_whole("repeats", repeats)
-    if not isinstance(runner, ProfiledRunner):
+    if not hasattr(runner, "kernel_times"):
         remedy = "edge_opt.measure(model, inputs) times the layers of a torch model"
         raise InvalidInput(f"{runner.runtime} has no profiler of kernels that can be read here; {remedy}")
     return RunnerProfile(runner.runtime, _kernels(read_graph(runner.path), runner, inputs, repeats), repeats)
 
 
-def inspect_kernels(runner: Runner, asked: str, batch: Sequence[Any]) -> Inspection:
+def inspect_kernels(runner: Any, asked: str, batch: Sequence[Any]) -> Inspection:
     """Return the kernels of one run, untimed, and what each layer ran in, with the reason where that was not asked."""
-    assert isinstance(runner, ProfiledRunner)
     graph = read_graph(runner.path)
     kernels = tuple(replace(kernel, seconds=None) for kernel in _kernels(graph, runner, batch, 0))
     # Kernels of the kind last, so that they have the last word over those that fused something else with it.
@@ -200,7 +187,7 @@ def inspect_kernels(runner: Runner, asked: str, batch: Sequence[Any]) -> Inspect
     return Inspection(kernels, tuple(layers))
 
 
-def _kernels(graph: Graph, runner: ProfiledRunner, inputs: Sequence[Any], repeats: int) -> tuple[Kernel, ...]:
+def _kernels(graph: Graph, runner: Any, inputs: Sequence[Any], repeats: int) -> tuple[Kernel, ...]:
     """Return every kernel with its layer and its median seconds."""
     kernels = []
     for entry in runner.kernel_times(inputs, repeats):

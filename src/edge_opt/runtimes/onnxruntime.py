@@ -26,10 +26,10 @@ from edge_opt.runtimes.kernels import inspect_kernels
 from edge_opt.runtimes.model_call import ModelCall, flat_call
 from edge_opt.runtimes.protocol import (
     BuiltModel,
-    ClosingRunner,
     ConversionRequest,
     Inspection,
     Program,
+    Runner,
     Runtime,
     as_arrays,
 )
@@ -37,7 +37,7 @@ from edge_opt.runtimes.registry import all_runtimes
 from edge_opt.trace.inputs import call_on
 
 
-class OnnxRuntimeRunner(ClosingRunner):
+class OnnxRuntimeRunner(Runner):
     """An ONNX file in ONNX Runtime on the CPU."""
 
     runtime = "onnxruntime"

@@ -19,10 +19,10 @@ from edge_opt.runtimes.export import QuantizableModel, build_float
 from edge_opt.runtimes.kernels import inspect_kernels
 from edge_opt.runtimes.protocol import (
     BuiltModel,
-    ClosingRunner,
     ConversionRequest,
     Inspection,
     Program,
+    Runner,
     Runtime,
     as_arrays,
 )
@@ -34,7 +34,7 @@ _FACTS = ("layerType", "runtimePrecision", "originalLayersNames")
 _NOT_RUN = ("Const", "Input", "Output")
 
 
-class OpenVinoRunner(ClosingRunner):
+class OpenVinoRunner(Runner):
     """An ONNX file in OpenVINO on the CPU, asked to compute in `precision`."""
 
     runtime = "openvino"

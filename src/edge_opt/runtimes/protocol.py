@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -92,21 +92,26 @@ class Program:
     body: str = field("Reads the model in FOLDER and sets `scores` from the list `inputs`.")
 
 
-@runtime_checkable
-class Runner(Protocol):
+class Runner:
     """A loaded model: call it with tensors or arrays in the model's order, get a tuple of tensors in its order.
 
     Attributes:
         runtime: Who runs it, such as torch or onnxruntime.
         threads: Threads that it uses.
-        effective_precision: Precision that it runs in; None if not verified: a runner of a bare file or module.
+        effective_precision: What it runs in; None where nobody has verified it: a runner of a bare file or module.
     """
 
     runtime: str
-    threads: int
-    effective_precision: str | None
 
-    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]: ...
+    def __init__(
+        self, source: Any, threads: int, precision: str = "fp32", effective_precision: str | None = None
+    ) -> None:
+        self.path: Path = source
+        self.threads, self.precision, self.effective_precision = threads, precision, effective_precision
+        self._loaded: Any = None
+
+    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        raise NotImplementedError
 
     def bind(self, *inputs: Any) -> Callable[[], object]:
         """Return a call with these inputs in the runtime's own form: what is timed.
@@ -114,13 +119,24 @@ class Runner(Protocol):
         Args:
             inputs: Tensors or arrays in the model's order.
         """
-        ...
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    @property
+    def loaded(self) -> Any:
+        """What the runtime loaded, as a subclass has set it; a runner that was closed raises."""
+        if self._loaded is None:
+            raise InvalidInput("this runner is closed; open it again")
+        return self._loaded
 
-    def __enter__(self) -> Self: ...
+    def close(self) -> None:
+        """Give back what the runtime holds."""
+        self._loaded = None
 
-    def __exit__(self, *_: object) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Runtime(Protocol):
@@ -194,35 +210,7 @@ class Runtime(Protocol):
         ...
 
 
-class ClosingRunner:
-    """The base of runners: what it was opened with, and what the runtime loaded, until it is closed."""
-
-    def __init__(
-        self, source: Any, threads: int, precision: str = "fp32", effective_precision: str | None = None
-    ) -> None:
-        self.path: Path = source
-        self.threads, self.precision, self.effective_precision = threads, precision, effective_precision
-        self._loaded: Any = None
-
-    @property
-    def loaded(self) -> Any:
-        """The object that the runtime loaded, set by the subclass; a closed runner raises."""
-        if self._loaded is None:
-            raise InvalidInput("this runner is closed; open it again")
-        return self._loaded
-
-    def close(self) -> None:
-        """Give back what the runtime holds."""
-        self._loaded = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class PiecewiseRunner(ClosingRunner):
+class PiecewiseRunner(Runner):
     """A runner of a file that may take one batch size only: several times as many samples take several calls."""
 
     title: str

@@ -17,10 +17,10 @@ from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import LayerPrecision
 from edge_opt.runtimes.protocol import (
     BuiltModel,
-    ClosingRunner,
     ConversionRequest,
     Inspection,
     Program,
+    Runner,
     Runtime,
 )
 from edge_opt.trace.inputs import flat_tensors
@@ -29,7 +29,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class TorchRunner(ClosingRunner):
+class TorchRunner(Runner):
     """A torch module in eval; threads are set around each call and put back."""
 
     runtime = "torch"
