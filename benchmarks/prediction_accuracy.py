@@ -29,6 +29,8 @@ from timing import save
 from unseen import UNSEEN
 
 import edge_opt as eo
+from edge_opt.boards.targets import calibrated_device
+from edge_opt.calibration.calibration_file import load_calibration
 from edge_opt.calibration.operator_bench import kept_heap
 from edge_opt.records.predictions import Calibration
 from edge_opt.records.profiles import ModelProfile
@@ -95,7 +97,7 @@ def without(calibration: Calibration, families: tuple[str, ...]) -> Calibration:
 
 
 def rows(times: dict[Case, float], models: dict[Case, ModelProfile], calibration: Calibration) -> list[dict[str, Any]]:
-    device = replace(eo.calibrated_device(calibration), overhead_s=None)
+    device = replace(calibrated_device(calibration), overhead_s=None)
     found = []
     for case, seconds in times.items():
         prediction = eo.predict(models[case], calibration)
@@ -182,7 +184,7 @@ def main(arguments: list[str] | None = None) -> None:
     names = [name.strip() for name in options.models.split(";") if name.strip()] or list(UNSEEN)
     path = options.reuse_calibration
     if path is not None and path.exists():
-        calibration = eo.load_calibration(path)
+        calibration = load_calibration(path)
     else:
         calibration = eo.calibrate(threads=1, path=path or Path("benchmarks/results/host-calibration.json"))
     kept: dict[str, Any] = {"measured": {}}

@@ -62,9 +62,9 @@ def main(folder: str) -> None:
     result = eo.sweep(
         f"{__file__}:trained",
         f"{__file__}:loaders",
-        folder=folder,
+        output=folder,
         metric=f"{__file__}:missed",
-        constraints=["missed_drop <= 0.1"],
+        budgets=["missed_drop <= 0.1"],
         pruning_levels=[0.0, 0.5],
         precisions=["int8"],
         runtimes=["onnxruntime"],

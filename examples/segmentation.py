@@ -53,9 +53,9 @@ def main(folder: str) -> None:
     result = eo.sweep(
         f"{__file__}:trained",
         f"{__file__}:loaders",
-        folder=folder,
+        output=folder,
         metric="miou",
-        constraints=["miou_drop <= 0.05"],
+        budgets=["miou_drop <= 0.05"],
         pruning_levels=[0.0, 0.5],
         precisions=["int8"],
         runtimes=["onnxruntime"],

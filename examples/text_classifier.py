@@ -79,10 +79,10 @@ def main(folder: str) -> None:
     result = eo.sweep(
         f"{__file__}:trained",
         f"{__file__}:samples",
-        folder=folder,
+        output=folder,
         metric="f1",
         collate=f"{__file__}:collate",
-        constraints=["f1_drop <= 0.05"],
+        budgets=["f1_drop <= 0.05"],
         pruning_levels=[0.0, 0.5],
         precisions=["int8"],
         runtimes=["onnxruntime"],

@@ -11,34 +11,31 @@ __version__ = "0.2.0"
 # Every public name, by the module it lives in. Nothing is imported before it is asked for: `import edge_opt` costs
 # nothing, and the command line starts without torch.
 _HOMES = {
-    "training_steps.step_report": ("fewest_checkpoints", "training_step"),
+    "training_steps.step_report": ("training_step",),
     "boards.batch_fit": ("compare_targets", "fit_batch"),
     "boards.capacity": ("peak_memory",),
     "boards.catalog": ("device", "devices"),
     "boards.estimate": ("estimate",),
     "boards.platforms": ("fit_platform", "platforms"),
     "boards.roofline": ("roofline",),
-    "boards.targets": ("calibrated_device",),
     "budgets.check": ("check",),
     "calibration.calibrate": ("calibrate",),
-    "calibration.calibration_file": ("load_calibration",),
     "calibration.predict": ("predict",),
     "explanation.explain": ("explain",),
     "explanation.sensitivity": ("sensitivity",),
-    "cost": ("Work", "cost_rule", "free_operators"),
+    "cost": ("Work", "cost_rule"),
     "cost.conventions": ("reconcile",),
     "errors": ("EdgeOptError",),
-    "hardware": ("explain_utilization",),
+    "loading": ("load_model",),
     "measuring.session": ("measure",),
     "model_comparison": ("compare",),
-    "profiling": ("clear_caches", "profile"),
-    "records.costs": ("OpCost", "TensorInfo"),
+    "profiling": ("profile",),
+    "pruning.prune": ("prune",),
     "records.profiles": ("ModelProfile",),
-    "report.png": ("bar_chart",),
     "report.save": ("load",),
     "run.pipeline": ("sweep",),
+    "runtimes.convert": ("convert",),
     "search.space": ("Space",),
-    "search.sweep": ("run_sweep",),
     "serving.llm_report": ("llm",),
     "stream": (
         "HardwareProfile", "PrecisionAdvice", "auto_adjust_batch_size", "build_hardware_profile_table",
@@ -49,11 +46,11 @@ _HOMES = {
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-# A package that is used by its own name, as in `eo.compress.prune`.
-_PACKAGE = "compress"
+# Packages that are used by their own name: `eo.compress.finetune`, and `eo.run(config)`, which can be called.
+_PACKAGES = ("compress", "run")
 
 # The older API of streams is found here as it always was, and is listed where it lives.
-__all__ = sorted([*(name for name, home in _HOME_OF.items() if home != "stream"), _PACKAGE])
+__all__ = sorted([*(name for name, home in _HOME_OF.items() if home != "stream"), *_PACKAGES])
 
 if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists together
     from edge_opt import compress as compress
@@ -66,39 +63,33 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.boards.platforms import fit_platform as fit_platform
     from edge_opt.boards.platforms import platforms as platforms
     from edge_opt.boards.roofline import roofline as roofline
-    from edge_opt.boards.targets import calibrated_device as calibrated_device
     from edge_opt.budgets.check import check as check
     from edge_opt.calibration.calibrate import calibrate as calibrate
-    from edge_opt.calibration.calibration_file import load_calibration as load_calibration
     from edge_opt.calibration.predict import predict as predict
     from edge_opt.cost import Work as Work
     from edge_opt.cost import cost_rule as cost_rule
-    from edge_opt.cost import free_operators as free_operators
     from edge_opt.cost.conventions import reconcile as reconcile
     from edge_opt.errors import EdgeOptError as EdgeOptError
     from edge_opt.explanation.explain import explain as explain
     from edge_opt.explanation.sensitivity import sensitivity as sensitivity
-    from edge_opt.hardware import explain_utilization as explain_utilization
+    from edge_opt.loading import load_model as load_model
     from edge_opt.measuring.session import measure as measure
     from edge_opt.model_comparison import compare as compare
-    from edge_opt.profiling import clear_caches as clear_caches
     from edge_opt.profiling import profile as profile
-    from edge_opt.records.costs import OpCost as OpCost
-    from edge_opt.records.costs import TensorInfo as TensorInfo
+    from edge_opt.pruning.prune import prune as prune
     from edge_opt.records.profiles import ModelProfile as ModelProfile
-    from edge_opt.report.png import bar_chart as bar_chart
     from edge_opt.report.save import load as load
+    from edge_opt.run.pipeline import run as run
     from edge_opt.run.pipeline import sweep as sweep
+    from edge_opt.runtimes.convert import convert as convert
     from edge_opt.search.space import Space as Space
-    from edge_opt.search.sweep import run_sweep as run_sweep
     from edge_opt.serving.llm_report import llm as llm
     from edge_opt.trace.inputs import InputSpec as InputSpec
-    from edge_opt.training_steps.step_report import fewest_checkpoints as fewest_checkpoints
     from edge_opt.training_steps.step_report import training_step as training_step
 
 
 def __getattr__(name: str) -> Any:
-    if name == _PACKAGE:
+    if name in _PACKAGES:
         return import_module(f"edge_opt.{name}")
     if name not in _HOME_OF:
         from edge_opt._support.deprecation import former_attribute

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import edge_opt as eo
 from edge_opt._support.checks import check_whole
 from edge_opt._support.files import write_whole
+from edge_opt.records.costs import TensorInfo
 from edge_opt.records.fields import Record
+from edge_opt.report.png import bar_chart
 from edge_opt.text import spreadsheet
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ def layer_estimates(profile: eo.ModelProfile, bytes_per_value: int | None = None
         profile: The model and its inputs.
         bytes_per_value: Bytes of one number of an output; None, the default, takes the width of the tensors themselves.
     """
-    outputs: dict[int, list[eo.TensorInfo]] = {}
+    outputs: dict[int, list[TensorInfo]] = {}
     for call in profile.trace.ops:
         if profile.prices[call.signature].cost.macs:
             outputs.setdefault(call.module, []).extend(profile.trace.signatures[call.signature].outputs)
@@ -250,5 +252,5 @@ def save_hardware_artifacts(
     }
     for name, (column, title, scale) in charts.items():
         names, values = layerwise_df["layer"].astype(str).tolist(), (layerwise_df[column] / scale).tolist()
-        write_whole(folder / name, eo.bar_chart(names, values, title))
+        write_whole(folder / name, bar_chart(names, values, title))
     return [folder / name for name in (*tables, *charts)]

@@ -1,4 +1,4 @@
-"""A model by its reference: `file.py:name`, `torchvision:NAME`, `file.pt2`, `file.onnx`, `file.tflite`."""
+"""A model by its reference: `torchvision:NAME`, `hf:ORG/NAME`, `file.py:name`, or the path of a model file."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from edge_opt._support.progress import report_progress
 from edge_opt.errors import EdgeOptError, InvalidInput, MissingExtra, ModelNotFound, first_line
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.export import ExportedProgram
 
-
-FORMS = "torchvision:resnet50, timm:NAME, package.module:factory, file.py:factory, file.pt2, file.onnx or file.tflite"
+FORMS = (
+    "torchvision:resnet50, timm:NAME, hf:ORG/NAME, package.module:factory, file.py:factory, file.pt2, file.onnx or "
+    "file.tflite"
+)
 MODEL_FILES = (".onnx", ".tflite", ".pt2")
 # `--trust` sets it for one command: processes that build candidates open the file as well, and inherit it.
 TRUST = "EDGE_OPT_TRUST"
+# What every public function takes as its model.
+ModelLike: TypeAlias = "nn.Module | ExportedProgram | Loaded | str | os.PathLike[str]"
 _REFERENCE = re.compile(r"(?P<source>.+):(?P<name>[\w./@-]+)(?P<call>\(.*\))?", re.DOTALL)
 
 
@@ -68,7 +73,7 @@ def find_object(reference: ModelReference) -> Any:
 def import_source(text: str) -> None:
     """Import the file or the package of a reference, so that what is pickled from it can be read; nothing is built."""
     reference = parse_reference(text)
-    if reference is not None and reference.source not in ("torchvision", "timm"):
+    if reference is not None and reference.source not in ("torchvision", "timm", "hf"):
         _module(reference.source)
 
 
@@ -141,11 +146,6 @@ def _from_package(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if name == "hf":
-            raise ModelNotFound(
-                "hf:NAME is for `edge-opt llm`; for other commands write a function that builds the model from its "
-                "configuration, and name it: file.py:build"
-            ) from error
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ModelNotFound(
                 f"no module named {error.name!r}; install it, or run from the folder that holds it; a model is {FORMS}"
@@ -235,14 +235,16 @@ class Loaded(NamedTuple):
     example: Example | None = None
 
 
-def load_model(reference: str, *, trust: bool = False) -> Loaded:
-    """Return the model that a reference names.
+def load_model(reference: str | os.PathLike[str], *, trust: bool = False) -> Loaded:
+    """Return the model that a reference names; `profile` and the other functions take the result as a model.
 
     Args:
-        reference: `torchvision:NAME`, `timm:NAME`, `file.py:factory(width=2)`, `package.module:factory`, `file.pt2`,
-            or `file.onnx` or `file.tflite`, which are read and not run.
+        reference: `torchvision:NAME`, `timm:NAME`, `hf:ORG/NAME` (built from its configuration, without weights),
+            `file.py:factory(width=2)`, `package.module:factory`, `file.pt2`, or `file.onnx` or `file.tflite`, which
+            are read and not run.
         trust: Whether a `.pt2` may be opened, which can execute code from the file.
     """
+    reference = os.fspath(reference)
     report_progress(f"loading {reference}")
     if reference.lower().endswith((".onnx", ".tflite")):
         from edge_opt.model_files.file_model import FileModel, load_onnx, load_tflite
@@ -261,9 +263,58 @@ def load_model(reference: str, *, trust: bool = False) -> Loaded:
         model = _torchvision(name, arguments)
     elif source == "timm":
         model = _timm(name, arguments)
+    elif source == "hf":
+        from edge_opt.serving.model_source import build_hub_model
+
+        model = build_hub_model(name, arguments)
     else:
         model = _built(find_object(parsed), arguments, reference)
     return Loaded(model, name)
+
+
+def resolve_call(
+    model: Any, inputs: Any = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
+) -> tuple[nn.Module, Any, Mapping[str, Any] | None, str | None]:
+    """Return the module, the inputs, the keyword arguments and the name of what a public function takes as its model.
+
+    Without inputs, a file's or an exported program's own are used. The name is None where only the module knows it.
+
+    >>> import torch
+    >>> program = torch.export.export(torch.nn.Linear(4, 2), (torch.zeros(3, 4),))
+    >>> resolve_call(program)[1][0].shape
+    torch.Size([3, 4])
+    """
+    if isinstance(model, (str, os.PathLike)):
+        model = load_model(model, trust=trust)
+    name = None
+    exported = sys.modules.get("torch.export")
+    if exported is not None and isinstance(model, exported.ExportedProgram):
+        from edge_opt.trace.module_calls import exported_module
+
+        model, example = exported_module(model), model.example_inputs
+    elif isinstance(model, Loaded):
+        model, name, example = model
+    else:
+        return model, inputs, kwargs, None
+    if inputs is None and not kwargs and example is not None:
+        inputs, kwargs = list(example[0]) or None, dict(example[1])
+    return model, inputs, kwargs, name
+
+
+def check_can_change(module: nn.Module, action: str) -> None:
+    """Refuse to prune or train what is not a module, or has a fixed graph: a model file or an exported program."""
+    from torch import nn
+    from torch.export import UnflattenedModule
+
+    from edge_opt.model_files.file_model import FileModel
+
+    if not isinstance(module, nn.Module):
+        raise InvalidInput(f"the model must be a torch.nn.Module, and this is a {type(module).__name__}")
+    if isinstance(module, (FileModel, UnflattenedModule)):
+        raise InvalidInput(
+            f"a model file or an exported program cannot be {action}; pass the module that it was exported from, or "
+            "its factory as file.py:NAME"
+        )
 
 
 def _not_a_reference(reference: str) -> EdgeOptError:

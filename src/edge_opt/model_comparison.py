@@ -6,12 +6,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import pairwise, takewhile
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from edge_opt import units
 from edge_opt.errors import InvalidInput
-from edge_opt.records.devices import Precision
 from edge_opt.records.measurements import Comparison, Interval, Verdict
 from edge_opt.records.profiles import (
     ComparedFigure,
@@ -24,7 +22,7 @@ from edge_opt.records.profiles import (
 from edge_opt.records.sweeps import SHARES, SweepResult, Trial, TrialMetrics
 
 if TYPE_CHECKING:
-    from edge_opt.boards.targets import Target
+    from edge_opt.loading import ModelLike
 
 Layers = Sequence[LayerFigures]
 # Position of a layer in the old model -> position of the same layer in the new one.
@@ -367,14 +365,12 @@ def _verdict(old: TrialMetrics, new: TrialMetrics) -> Comparison | None:
     return Comparison(verdict, new.latency_s / old.latency_s, ratio, "wall")
 
 
-Subject = Any  # a ModelProfile, an nn.Module, the path of a saved profile, or a Trial
-
-
 def compare(
-    *models: Subject,
+    *models: ModelLike | ModelProfile | Trial,
     inputs: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     names: Sequence[str] | None = None,
+    trust: bool = False,
 ) -> ModelComparison:
     """Compare models layer by layer with the first of them, the baseline.
 
@@ -382,10 +378,11 @@ def compare(
     noise; the rest is exact.
 
     Args:
-        models: Profiles, paths of saved ones, or models with `inputs`; or trials of a sweep.
+        models: Profiles, or models as `profile` takes them: modules, references or files; or trials of a sweep.
         inputs: As in `profile`, the same for every model that is not profiled yet.
         kwargs: Arguments of those models by name.
         names: Names for tables, one per model; the profiles' own unless given.
+        trust: Whether a .pt2 file may be opened, which can execute code from it.
 
     >>> from torch import nn
     >>> comparison = compare(nn.Linear(16, 8), nn.Linear(16, 4), inputs=(1, 16))
@@ -402,45 +399,12 @@ def compare(
     if trials:
         comparison = compare_trials(trials)
     else:
-        profiles = [as_profile(model, inputs, kwargs) for model in models]
+        from edge_opt.profiling import profile_or_saved  # here, because it needs torch
+
+        subjects = (model for model in models if not isinstance(model, Trial))
+        profiles = [profile_or_saved(model, inputs, kwargs, trust=trust) for model in subjects]
         comparison = compare_profiles(profiles, [compared_latency(profiles[0], other) for other in profiles[1:]])
     return comparison if names is None else replace(comparison, names=tuple(names))
-
-
-def as_profile(
-    subject: Subject,
-    inputs: Any = None,
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    target: Target | None = None,
-    precision: Precision = "fp32",
-    runtime: str | None = None,
-    threads: int | None = None,
-    **options: Any,
-) -> ModelProfile:
-    """Return the profile itself, the one saved at a path, or the one of a model on its inputs."""
-    if isinstance(subject, (str, PathLike)):
-        from edge_opt.report.save import load
-
-        subject = load(subject)
-    if isinstance(subject, ModelProfile):
-        if target is None:
-            return subject
-        from edge_opt.profiling import with_predictions
-
-        return with_predictions(subject, target, precision, runtime, threads)
-    from torch import nn
-
-    if not isinstance(subject, nn.Module):
-        raise InvalidInput(
-            f"a {type(subject).__name__} is not a model; pass a ModelProfile, the path of a saved one, or an nn.Module"
-        )
-    if inputs is None and not kwargs:
-        raise InvalidInput(f"{type(subject).__name__} needs inputs to be profiled; give their shapes, as in profile()")
-    from edge_opt.profiling import profile
-
-    options |= {"target": target, "precision": precision, "runtime": runtime, "threads": threads}
-    return profile(subject, inputs, kwargs=kwargs, **options)
 
 
 def compared_latency(baseline: ModelProfile, other: ModelProfile) -> Comparison | None:

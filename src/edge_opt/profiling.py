@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import nn
@@ -12,16 +13,17 @@ from edge_opt._support.checks import check_one_of
 from edge_opt.cost.rules import clear_prices, price
 from edge_opt.cost.totals import layer_costs, peak_activations, total_costs, unpriced_operators
 from edge_opt.errors import InvalidInput
+from edge_opt.loading import ModelLike, resolve_call
 from edge_opt.records.devices import Precision
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.trace import clear_memo, trace, unwrap_exported
+from edge_opt.trace import clear_memo, trace
 
 if TYPE_CHECKING:
     from edge_opt.boards.targets import ResolvedTarget, Target
 
 
 def profile(
-    model: nn.Module,
+    model: ModelLike | ModelProfile,
     inputs: Any = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
@@ -33,12 +35,15 @@ def profile(
     precision: Precision = "fp32",
     runtime: str | None = None,
     threads: int | None = None,
+    trust: bool = False,
 ) -> ModelProfile:
     """Return what a model costs on these inputs: per operator, per layer and as a whole, without running it.
 
     Args:
-        model: The model; it is unchanged afterwards.
-        inputs: A shape, a tensor, a list with one entry per argument, or a mapping of arguments by name.
+        model: A module (it is not modified), an exported program, a reference such as "torchvision:resnet50",
+            "timm:NAME", "hf:ORG/NAME" or "net.py:Net", or the path of an .onnx, .tflite, .pt2 or saved .json file.
+        inputs: A shape, a tensor, a list with one entry per argument, or a mapping of arguments by name. A file and
+            an exported program have their own.
         kwargs: More arguments by name; a tensor is a tensor, an `InputSpec` or a (shape, dtype) pair.
         mode: "eval" for inference, or "train" for the forward of training.
         convention: "edge_opt", or fvcore, thop, ptflops, torch or rasp: MACs and FLOPs are what that tool would print.
@@ -50,6 +55,7 @@ def profile(
         runtime: What runs the model on the target, such as "ncnn"; the best-known one unless given.
         threads: Threads of the runtime on the target; those of its best-known platform unless given. For threads to
             measure with here, see `measure`.
+        trust: Whether a .pt2 file may be opened, which can execute code from it.
 
     >>> from torch import nn
     >>> profile(nn.Linear(16, 8), (4, 16)).totals.macs == 4 * 16 * 8
@@ -61,11 +67,38 @@ def profile(
 
         find_convention(convention, "edge_opt")  # an unknown name is refused before any work is done
     targets = _targets(target, precision, runtime, threads)
-    model, inputs, kwargs = unwrap_exported(model, inputs, kwargs)
+    saved = saved_profile(model)
+    if saved is None:
+        module, inputs, kwargs, own_name = resolve_call(model, inputs, kwargs, trust)
+        profiled = _static_profile(module, inputs, kwargs, mode, name or own_name)
+    elif inputs is not None or kwargs or mode != "eval" or measure is not False:
+        raise InvalidInput("a saved profile is not profiled again; drop inputs, kwargs, mode and measure")
+    else:
+        profiled = saved if name is None else replace(saved, name=name)
+    if targets:
+        from edge_opt.boards.estimate import predictions
+
+        profiled = replace(profiled, predictions=predictions(profiled, targets, precision, threads))
+    if measure is not False:
+        from edge_opt.measuring.session import measure as measured_now
+
+        options = {} if measure is True else dict(measure)
+        measurement = measured_now(module, inputs, kwargs=kwargs, mode=mode, profile=profiled, **options)
+        profiled = replace(profiled, measurement=measurement)
+    if convention == profiled.convention:
+        return profiled
+    from edge_opt.cost.conventions import under_convention
+
+    return under_convention(profiled, convention)
+
+
+def _static_profile(
+    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, mode: Literal["eval", "train"], name: str | None
+) -> ModelProfile:
     recorded = trace(model, inputs, kwargs, training=mode == "train")
     prices = tuple(price(signature) for signature in recorded.signatures)
     layers = layer_costs(recorded, prices)
-    profiled = ModelProfile(
+    return ModelProfile(
         name=name or recorded.modules[0].kind,
         mode=mode,
         convention="edge_opt",
@@ -76,35 +109,31 @@ def profile(
         peak=peak_activations(recorded),
         unpriced=unpriced_operators(recorded, prices),
     )
-    if targets:
-        from edge_opt.boards.estimate import predictions
-
-        profiled = replace(profiled, predictions=predictions(profiled, targets, precision, threads))
-    if measure is not False:
-        from edge_opt.measuring.session import measure as measured_now
-
-        options = {} if measure is True else dict(measure)
-        measurement = measured_now(model, inputs, kwargs=kwargs, mode=mode, profile=profiled, **options)
-        profiled = replace(profiled, measurement=measurement)
-    if convention == profiled.convention:
-        return profiled
-    from edge_opt.cost.conventions import under_convention
-
-    return under_convention(profiled, convention)
 
 
-def with_predictions(
-    profile: ModelProfile,
-    target: Target,
-    precision: Precision = "fp32",
-    runtime: str | None = None,
-    threads: int | None = None,
+def saved_profile(model: object) -> ModelProfile | None:
+    """Return the profile that is given instead of a model, itself or as the path of a .json file; else None."""
+    if isinstance(model, ModelProfile):
+        return model
+    if not isinstance(model, (str, PathLike)) or not fspath(model).lower().endswith(".json"):
+        return None
+    from edge_opt.report.save import load
+
+    return load(model)
+
+
+def profile_or_saved(
+    model: ModelLike | ModelProfile,
+    inputs: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    measure: bool | Mapping[str, Any] = False,
+    **options: Any,
 ) -> ModelProfile:
-    """Return the profile with what the model would take on a target, in place of earlier predictions."""
-    from edge_opt.boards.estimate import predictions
-
-    targets = _targets(target, precision, runtime, threads)
-    return replace(profile, predictions=predictions(profile, targets, precision, threads))
+    """Return the profile of a model on its inputs; a saved one has inputs of its own and is not measured again."""
+    saved = saved_profile(model)
+    if saved is not None:
+        return profile(saved, **options)
+    return profile(model, inputs, kwargs=kwargs, measure=measure, **options)
 
 
 def _targets(

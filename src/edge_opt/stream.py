@@ -287,10 +287,11 @@ def stream_advice(profile: Mapping[str, Any]) -> tuple[str, ...]:
 def _calibrated(feature_count: int, batch_size: int) -> tuple[dict[str, float], str] | None:
     """Return milliseconds per row of each operator, predicted from this host's calibration; None without one."""
     import edge_opt as eo
+    from edge_opt.calibration.calibration_file import load_calibration
     from edge_opt.errors import CalibrationMissing
 
     try:
-        calibration = eo.load_calibration()
+        calibration = load_calibration()
     except CalibrationMissing:
         return None
     layers = _layers(feature_count)

@@ -179,7 +179,7 @@ def test_fewer_samples_fit_a_gpus_allocator_than_the_bare_tensors() -> None:
 def test_a_limit_below_one_segment_fits_nothing() -> None:
     fit = eo.fit_batch(nn.Linear(4, 4), (4,), memory_limit_mb=1, allocator="cuda")
     assert (fit.batch, fit.shortfall_bytes) == (0, 1 * MIB)
-    assert eo.fit_batch(nn.Linear(4, 4), (4,), memory_limit_mb=2, allocator="cuda", most=8).batch == 8
+    assert eo.fit_batch(nn.Linear(4, 4), (4,), memory_limit_mb=2, allocator="cuda", max_batch=8).batch == 8
 
 
 def test_a_precision_is_for_the_model_and_not_for_the_allocator() -> None:

@@ -79,7 +79,7 @@ def test_a_straight_line_takes_a_handful_of_profiles() -> None:
 
 
 def test_the_search_ends_at_most_and_says_so() -> None:
-    fit = eo.fit_batch(nn.Linear(4, 4), (4,), memory_limit_mb=100, most=8)
+    fit = eo.fit_batch(nn.Linear(4, 4), (4,), memory_limit_mb=100, max_batch=8)
     assert (fit.batch, fit.most, fit.shortfall_bytes) == (8, 8, None)
 
 
@@ -90,7 +90,7 @@ def test_the_target_is_a_device_with_its_ram() -> None:
 
 
 def test_of_several_sizes_of_ram_the_smallest_is_the_limit() -> None:
-    fit = eo.fit_batch(nn.Linear(4, 4), (4,), target=eo.device("raspberry-pi-4"), most=2)
+    fit = eo.fit_batch(nn.Linear(4, 4), (4,), target=eo.device("raspberry-pi-4"), max_batch=2)
     assert fit.limit_bytes == 1024**3
     assert fit.limit_source == "RAM of raspberry-pi-4, the smallest of 1.00 GiB, 2.00 GiB, 4.00 GiB, 8.00 GiB"
 
@@ -109,7 +109,7 @@ def test_every_input_gets_the_batch_in_front_and_keeps_its_dtype() -> None:
         ({"ids": ((5,), "int64"), "scale": (5, 8)}, None),
         ([((5,), "int64")], {"scale": eo.InputSpec((5, 8)), "offset": 1.0}),
     ):
-        fit = eo.fit_batch(Two(), inputs, kwargs=kwargs, memory_limit_mb=1, most=3)
+        fit = eo.fit_batch(Two(), inputs, kwargs=kwargs, memory_limit_mb=1, max_batch=3)
         # Per sample 5 indices of 8 bytes and 40 floats.
         assert (fit.batch, fit.input_bytes) == (3, 3 * (5 * 8 + 40 * 4))
 

@@ -327,7 +327,7 @@ def test_batches_are_profiled_once_for_all_targets() -> None:
             batches.append(x.shape[0])
             return super().forward(x)
 
-    eo.compare_targets(Noted(256, 256, bias=False), (1, 256), ["rp2350", "stm32h747", "raspberry-pi-4"], most=64)
+    eo.compare_targets(Noted(256, 256, bias=False), (1, 256), ["rp2350", "stm32h747", "raspberry-pi-4"], max_batch=64)
     assert batches.count(1) <= 2  # the profile itself, and the search
     assert all(batches.count(batch) == 1 for batch in batches if batch > 1)
 
@@ -335,7 +335,7 @@ def test_batches_are_profiled_once_for_all_targets() -> None:
 def test_tensors_and_named_inputs_lose_their_first_dimension_in_the_search() -> None:
     ids = torch.zeros(1, 5, dtype=torch.int64)
     for inputs in (ids, [ids], {"ids": ids}):
-        (fit,) = eo.compare_targets(Tagged(), inputs, "rp2040", most=4).targets
+        (fit,) = eo.compare_targets(Tagged(), inputs, "rp2040", max_batch=4).targets
         assert fit.batch is not None
         assert (fit.batch.batch, fit.batch.input_bytes) == (4, 4 * 5 * 8)
 
@@ -367,7 +367,7 @@ def test_the_comparison_reads_well_and_goes_into_tables(compared: TargetComparis
 def test_the_model_is_left_as_found() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    eo.compare_targets(model, (2, 4), ["raspberry-pi-4", "rp2040"], most=8)
+    eo.compare_targets(model, (2, 4), ["raspberry-pi-4", "rp2040"], max_batch=8)
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import edge_opt as eo
 from calibrations import imaginary
+from edge_opt.boards.targets import calibrated_device
 from edge_opt.calibration.calibrate import validated
 from edge_opt.calibration.calibration_file import host_file, load_calibration, save_calibration
 from edge_opt.calibration.operator_bench import (
@@ -221,7 +222,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_two_minutes_of_measurin
 
 def test_a_calibrated_machine_is_a_device() -> None:
     calibration = imaginary()
-    spec = eo.calibrated_device(calibration)
+    spec = calibrated_device(calibration)
     assert spec.bandwidth("traffic", "cpu").value == calibration.memory_bytes_per_s
     assert spec.peak("cpu", "fp32").value == 50e9
     assert spec.overhead_s.value == 2e-6

@@ -11,7 +11,7 @@ from torch import nn
 
 import edge_opt as eo
 from calibrations import imaginary
-from edge_opt.boards.targets import named_target, resolve_targets
+from edge_opt.boards.targets import calibrated_device, named_target, resolve_targets
 from edge_opt.calibration.calibration_file import host_file, save_calibration
 from edge_opt.calibration.operator_bench import reuse_distances
 from edge_opt.errors import EdgeOptError, InvalidInput
@@ -96,9 +96,9 @@ def test_a_roofline_stands_on_the_measured_figures(calibration: Calibration) -> 
 
 
 def test_its_ram_limits_the_batch(calibration: Calibration) -> None:
-    spec = eo.calibrated_device(calibration)
+    spec = calibrated_device(calibration)
     assert [figure.value for figure in spec.ram_bytes] == [2**30]
-    fit = eo.fit_batch(nn.Linear(4, 4), (4,), target=calibration, most=2)
+    fit = eo.fit_batch(nn.Linear(4, 4), (4,), target=calibration, max_batch=2)
     assert (fit.limit_bytes, fit.limit_source) == (2**30, "RAM of bench")
 
 
@@ -141,7 +141,7 @@ def test_a_calibrated_machine_is_predicted_beside_a_device_that_is_not(
 
 def test_a_calibrated_machine_stands_beside_devices(calibration: Calibration) -> None:
     machine = sampled(calibration, eo.profile(SmallCNN(), (1, 1, 28, 28)))
-    here, board = eo.compare_targets(SmallCNN(), (1, 1, 28, 28), [machine, "raspberry-pi-4"], most=64).targets
+    here, board = eo.compare_targets(SmallCNN(), (1, 1, 28, 28), [machine, "raspberry-pi-4"], max_batch=64).targets
     assert (here.prediction.basis, board.prediction.basis) == ("calibrated", "fitted")
     assert (here.fits, here.ram_bytes) == (True, (2**30,))
     assert here.batch is not None and here.batch.batch == 64

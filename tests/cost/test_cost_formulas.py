@@ -15,6 +15,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.cost.pointwise import adaptive_taps
+from edge_opt.profiling import clear_caches
 from edge_opt.records.costs import OpCost
 
 F32 = 4
@@ -264,7 +265,7 @@ def test_shapes_and_layouts_are_those_of_a_real_run(function, shapes) -> None:
             seen.put((tuple(out.shape), out.stride(), out.dtype))
             return out
 
-    eo.clear_caches()
+    clear_caches()
     for _ in range(2):  # cold, and from memory
         eo.profile(Notes(), shapes)
     with torch.no_grad():

@@ -11,6 +11,8 @@ from torch import nn
 import edge_opt as eo
 from edge_opt.cost.rules import aten, clear_prices, rules
 from edge_opt.errors import RuleError
+from edge_opt.profiling import clear_caches
+from edge_opt.records.costs import TensorInfo
 
 library = torch.library.Library("edge_opt_tests", "DEF")
 for _name in ("mystery", "blend", "broken"):
@@ -49,7 +51,7 @@ def test_a_users_rule_prices_a_custom_operator() -> None:
     assert before.totals.is_lower_bound
 
     @eo.cost_rule(ops.blend, kind="matmul")
-    def blend(out: eo.TensorInfo, x: eo.TensorInfo, y: eo.TensorInfo, taps: int) -> eo.Work:
+    def blend(out: TensorInfo, x: TensorInfo, y: TensorInfo, taps: int) -> eo.Work:
         return eo.Work(macs=out.elements * taps)
 
     after = eo.profile(Uses(ops.blend), (2, 4))
@@ -64,13 +66,13 @@ def test_a_users_rule_prices_a_custom_operator() -> None:
     with pytest.raises(RuleError, match="edge_opt_tests.blend has two cost rules: .*blend and .*another"):
 
         @eo.cost_rule("edge_opt_tests::blend")
-        def another(out: eo.TensorInfo, *args: object) -> eo.Work:
+        def another(out: TensorInfo, *args: object) -> eo.Work:
             return eo.Work()
 
 
 def test_a_rule_that_does_not_fit_says_which() -> None:
     @eo.cost_rule(ops.broken)
-    def too_short(out: eo.TensorInfo, x: eo.TensorInfo) -> eo.Work:
+    def too_short(out: TensorInfo, x: TensorInfo) -> eo.Work:
         return eo.Work()
 
     with pytest.raises(RuleError, match="cost rule .*too_short does not fit edge_opt_tests.broken: TypeError"):
@@ -102,7 +104,7 @@ def test_clearing_the_caches_changes_no_number() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     warm = eo.profile(model, (1, 3, 8, 8))
     assert eo.profile(model, (1, 3, 8, 8)) == warm
-    eo.clear_caches()
+    clear_caches()
     assert eo.profile(model, (1, 3, 8, 8)) == warm
 
 

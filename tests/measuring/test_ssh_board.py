@@ -47,7 +47,7 @@ def board(server: SshServer) -> Iterator[Board]:
 @pytest.fixture(scope="module")
 def onnx_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    return Path(convert(SmallCNN(), (1, 1, 28, 28), "fp32", "onnxruntime", folder=folder).path)
+    return Path(convert(SmallCNN(), (1, 1, 28, 28), "fp32", "onnxruntime", output=folder).path)
 
 
 def short(file: Path, **options: object) -> TimingOrder:
@@ -149,8 +149,8 @@ def test_variants_are_built_here_and_measured_on_the_board(board: Board, tmp_pat
     options = {"pruning_levels": [0.5], "constraints": [], "min_time_s": 0.02, "calibration_batches": 1}
     where = {"measure_on": f"{HOST}:{sys.executable}"}
     with pytest.raises(InvalidInput, match="torch cannot be measured on a board"):
-        eo.sweep(SmallCNN(), loaders, folder=tmp_path, runtimes=["torch", "onnxruntime"], **options, **where)
-    result = eo.sweep(SmallCNN(), loaders, folder=tmp_path, **options, **where)
+        eo.sweep(SmallCNN(), loaders, output=tmp_path, runtimes=["torch", "onnxruntime"], **options, **where)
+    result = eo.sweep(SmallCNN(), loaders, output=tmp_path, **options, **where)
     machine = board.check()
     # fp32 and int8, the default; nothing of this machine among their times.
     assert {trial.candidate.runtime for trial in result.trials} == {"onnxruntime"}
@@ -159,7 +159,7 @@ def test_variants_are_built_here_and_measured_on_the_board(board: Board, tmp_pat
     assert result.finals is not None
     assert named[0] in (tmp_path / "best" / "MODEL_CARD.md").read_text(encoding="utf-8")
     with pytest.raises(EdgeOptError, match="measured_on"):
-        eo.sweep(SmallCNN(), loaders, folder=tmp_path, runtimes=["onnxruntime"], **options)
+        eo.sweep(SmallCNN(), loaders, output=tmp_path, runtimes=["onnxruntime"], **options)
 
 
 @pytest.mark.usefixtures("one_fork_server", "own_machine")
@@ -178,8 +178,8 @@ def test_a_board_that_fails_costs_rows_and_the_sweep_goes_on(
 
     monkeypatch.setattr(Board, "_run", unreliable)
     result = eo.sweep(
-        SmallCNN(), {"train": batches, "validation": batches}, folder=tmp_path, pruning_levels=[0.0, 0.5],
-        precisions=["fp32"], constraints=[], min_time_s=0.02, measure_on=f"{HOST}:{sys.executable}",
+        SmallCNN(), {"train": batches, "validation": batches}, output=tmp_path, pruning_levels=[0.0, 0.5],
+        precisions=["fp32"], budgets=[], min_time_s=0.02, measure_on=f"{HOST}:{sys.executable}",
     )  # fmt: skip
     assert [trial.status for trial in result.trials] == ["done", "failed"]
     assert "Connection reset" in result.failed[0].reason

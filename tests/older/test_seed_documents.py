@@ -14,7 +14,13 @@ import torch
 import edge_opt as eo
 import rasp
 import seed_snippets as snippets
-from edge_opt.hardware import LayerEstimate, estimate_layerwise_stats, precision_tradeoff_table, save_hardware_artifacts
+from edge_opt.hardware import (
+    LayerEstimate,
+    estimate_layerwise_stats,
+    explain_utilization,
+    precision_tradeoff_table,
+    save_hardware_artifacts,
+)
 from edge_opt.metrics import collect_metrics
 from edge_opt.model import SmallCNN
 from edge_opt.pruning import structured_channel_prune
@@ -102,7 +108,7 @@ def test_bandwidth(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize(("share", "word"), [(0.9, "memory-bound"), (0.5, "balanced"), (0.1, "compute-bound")])
 def test_utilization_reads_as_the_document_says(share: float, word: str) -> None:
-    assert word in eo.explain_utilization(share).lower()
+    assert word in explain_utilization(share).lower()
 
 
 def test_the_module_reference(tmp_path: Path) -> None:

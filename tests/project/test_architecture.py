@@ -17,17 +17,25 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
-    "errors text units records _support trace cost model_files measuring calibration boards profiling training_steps "
-    "serving loading model_comparison budgets data quantization tasks pruning runtimes explanation compress search "
-    "report run trainer_callbacks pytest_plugin cli"
+    "errors text units records _support trace cost model_files loading measuring calibration boards profiling "
+    "training_steps serving model_comparison budgets data quantization tasks pruning runtimes explanation compress "
+    "search report run trainer_callbacks pytest_plugin cli"
 ).split()
 OLDER_APIS = {"model", "hardware", "metrics", "stream", "evaluation", "utils"}
 BASE = {"errors", "text", "units", "records", "_support"}
 # Against the order, on purpose and inside functions: people expect p.save() and p.device_memory() on the record itself,
-# `compare` reads saved profiles, and a page asks the catalogue for rooflines and budgets for the names of metrics.
-EXCEPTIONS = {("records", "report"), ("records", "_support"), ("records", "boards"), ("model_comparison", "report")}
+# `profile` reads saved profiles, a model of the Hub is built as language models are, and a page asks the catalogue for
+# rooflines and budgets for the names of metrics.
+EXCEPTIONS = {
+    ("records", "report"), ("records", "_support"), ("records", "boards"), ("profiling", "report"),
+    ("loading", "serving"),
+}  # fmt: skip
 # The largest batch is found by profiles and training steps; nothing in boards imports it.
-FILE_EXCEPTIONS = {"edge_opt/boards/batch_fit.py": {"profiling", "training_steps"}}
+# The older API writes pictures of its tables.
+FILE_EXCEPTIONS = {
+    "edge_opt/boards/batch_fit.py": {"profiling", "training_steps"},
+    "edge_opt/hardware.py": {"report"},
+}
 REPORT_ASKS = {"boards", "budgets"}
 # The same thing in two packages: both APIs have a table, a configuration and energies; a sweep is searched and run.
 NATURAL_PARALLELS = {
@@ -93,7 +101,8 @@ def test_file_names_tell_their_content_without_their_folder() -> None:
     counts = Counter(path.name for path in MODULES)
     assert {name for name, count in counts.items() if count > 1} <= NATURAL_PARALLELS
     below = {path.stem for path in (SOURCE / "edge_opt").iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert not below & {name for name in edge_opt.__all__ if callable(getattr(edge_opt, name))}
+    # `eo.run(config)` calls the package `run`; see there.
+    assert not below & {name for name in edge_opt.__all__ if callable(getattr(edge_opt, name))} - {"run"}
 
 
 def test_class_names_are_unique() -> None:

@@ -174,7 +174,7 @@ def test_shapes_that_are_inferred_otherwise_do_not_stop_dynamic_int8(
 
     monkeypatch.setattr("edge_opt.runtimes.export.prepare", prepare)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-    assert compress.convert(model, (2, 16), "int8", scheme="dynamic", folder=tmp_path).effective_precision == "int8"
+    assert compress.convert(model, (2, 16), "int8", scheme="dynamic", output=tmp_path).effective_precision == "int8"
 
 
 def test_layers_are_chosen_on_the_kind_of_file_that_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:

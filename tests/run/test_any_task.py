@@ -44,7 +44,7 @@ def test_the_examples_ship_what_keeps_their_metric(
 
 def regression(**settings: Any) -> SweepResult:
     file = EXAMPLES / "regression.py"
-    return eo.sweep(f"{file}:trained", f"{file}:loaders", folder="unused", **settings)
+    return eo.sweep(f"{file}:trained", f"{file}:loaders", output="unused", **settings)
 
 
 def test_numbers_are_not_scored_by_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_a_loss_that_does_not_fit_is_told_before_anything_is_built(tmp_path: Pat
         eo.sweep(
             nn.Linear(3, 1),
             {"train": batches, "validation": batches},
-            folder=tmp_path / "unused",
+            output=tmp_path / "unused",
             metric="mae",
             loss="cross_entropy",
         )

@@ -358,12 +358,12 @@ def test_a_trained_model_is_swept_from_python(done: RunResult, tmp_path: Path) -
     result = eo.sweep(
         model,
         {"train": list(splits.train), "validation": list(splits.validation)},
-        example_inputs=(16, 1, 28, 28),
+        inputs=(16, 1, 28, 28),
         pruning_levels=[0.0],
         precisions=["fp32"],
         runtimes=["torch", "onnxruntime"],
-        constraints=["accuracy_drop <= 0"],
-        folder=tmp_path / "out",
+        budgets=["accuracy_drop <= 0"],
+        output=tmp_path / "out",
         min_time_s=0.02,
     )
     assert [metrics_of(trial).batch_size for trial in result.trials] == [16, 16]
@@ -377,7 +377,7 @@ def test_a_winner_in_torch_ships_as_torch(tmp_path: Path) -> None:
     splits = load_splits("digits", train_subset=64, val_subset=32)
     loaders = {"train": list(splits.train), "validation": list(splits.validation)}
     space: dict[str, Any] = {"pruning_levels": [0.0], "precisions": ["fp32"], "runtimes": ["torch"]}
-    result = eo.sweep(SmallCNN(), loaders, folder=tmp_path, constraints=[], min_time_s=0.01, **space)
+    result = eo.sweep(SmallCNN(), loaders, output=tmp_path, budgets=[], min_time_s=0.01, **space)
     # the winner is the baseline: exactly as fast as itself
     assert result.speedup is not None and result.speedup.whole.ratio == 1
     [measured] = (tmp_path / "candidates" / str(result.best)).glob("*.pt")
@@ -393,7 +393,7 @@ def test_a_model_that_no_other_process_can_import_is_refused(tmp_path: Path) -> 
 
     batch = torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.long)
     with pytest.raises(InvalidInput, match=r"the model is a .*Local, which other processes cannot import"):
-        eo.sweep(Local(), {"train": [batch], "validation": [batch]}, folder=tmp_path)
+        eo.sweep(Local(), {"train": [batch], "validation": [batch]}, output=tmp_path)
 
 
 QUICK = ["epochs=2", "fine_tune_epochs=1", "train_subset=128", "val_subset=64", "min_time_s=0.01", "constraints=[]"]

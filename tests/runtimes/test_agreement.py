@@ -27,7 +27,7 @@ FAINT = [0.001 * PICTURES[0]]
 
 def test_ranges_of_the_wrong_data_raise_with_the_layer_where_it_begins(tmp_path: Path) -> None:
     with pytest.raises(Disagrees, match=r"int8 on onnxruntime disagrees .* is allowed.* begins at 'conv1' \(Conv\)"):
-        compress.convert(SmallCNN(), SHAPE, "int8", calibration=FAINT, verify_on=PICTURES, folder=tmp_path)
+        compress.convert(SmallCNN(), SHAPE, "int8", calibration=FAINT, verify_on=PICTURES, output=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

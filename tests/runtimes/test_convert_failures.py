@@ -105,7 +105,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 try:
     compress.convert(SmallCNN(), (1, 1, 28, 28), {precision!r}, calibration=[torch.randn(4, 1, 28, 28)],
-                     folder={str(tmp_path / "out")!r})
+                     output={str(tmp_path / "out")!r})
 except ConversionFailed as error:
     print(error)
     sys.exit(0 if "cannot write" in str(error) else 3)
@@ -117,7 +117,7 @@ sys.exit(4)
 
 
 def test_a_failed_conversion_keeps_the_older_file(tmp_path: Path) -> None:
-    done = compress.convert(SmallCNN(), SHAPE, "fp32", folder=tmp_path)
+    done = compress.convert(SmallCNN(), SHAPE, "fp32", output=tmp_path)
     before = Path(done.path).read_bytes()
 
     class Breaking(SmallCNN):
@@ -125,7 +125,7 @@ def test_a_failed_conversion_keeps_the_older_file(tmp_path: Path) -> None:
             raise RuntimeError("no")
 
     with pytest.raises(ExportFailed, match="RuntimeError: no"):
-        compress.convert(Breaking(), SHAPE, "fp32", folder=tmp_path, filename=Path(done.path).name)
+        compress.convert(Breaking(), SHAPE, "fp32", output=tmp_path, filename=Path(done.path).name)
     assert [path.name for path in tmp_path.iterdir()] == ["SmallCNN.fp32.onnx"]
     assert Path(done.path).read_bytes() == before
 
@@ -167,7 +167,7 @@ def test_the_model_and_the_process_are_as_found(
     if fails:
         monkeypatch.setattr(sys.modules["edge_opt.runtimes.convert"], "publish", _full)
     try:
-        compress.convert(model, (1, 3, 12, 12), "fp32", runtime, verify_on=loader, folder=place)
+        compress.convert(model, (1, 3, 12, 12), "fp32", runtime, verify_on=loader, output=place)
         assert not fails
     except ConversionFailed as error:
         assert fails and "No space left" in str(error) and not place.exists()
@@ -182,7 +182,7 @@ def test_weights_of_big_models_stand_beside_the_file(monkeypatch: pytest.MonkeyP
     for module in ("runtimes.export", "quantization.onnx_files"):
         monkeypatch.setattr(import_module(f"edge_opt.{module}"), "EXTERNAL_DATA_BYTES", 1000)
     model = SmallCNN()
-    done = compress.convert(model, SHAPE, "fp32", folder=tmp_path)
+    done = compress.convert(model, SHAPE, "fp32", output=tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["SmallCNN.fp32.onnx", "SmallCNN.fp32.onnx.data"]
     assert done.size_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
@@ -196,7 +196,7 @@ def test_weights_of_big_models_stand_beside_the_file(monkeypatch: pytest.MonkeyP
 
 
 def test_files_name_no_folder_of_their_author(tmp_path: Path) -> None:
-    done = compress.convert(SmallCNN(), SHAPE, "int8", calibration=BATCH, folder=tmp_path)
+    done = compress.convert(SmallCNN(), SHAPE, "int8", calibration=BATCH, output=tmp_path)
     content = Path(done.path).read_bytes()
     assert b"site-packages" not in content and str(Path(__file__).parents[2]).encode() not in content
 
@@ -206,4 +206,4 @@ def test_refusals_of_the_command_to_write_elsewhere_than_onnx(tmp_path: Path) ->
         compress.export_onnx(SmallCNN(), SHAPE, tmp_path / "model.pt")
     with pytest.raises(ConversionFailed, match="cannot write"):
         (tmp_path / "file").write_text("")
-        compress.convert(SmallCNN(), SHAPE, "fp32", folder=tmp_path / "file" / "below")
+        compress.convert(SmallCNN(), SHAPE, "fp32", output=tmp_path / "file" / "below")

@@ -41,7 +41,7 @@ def test_float32_agrees_with_the_original(runtime: str) -> None:
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 def test_every_layer_of_a_small_cnn_runs_in_int8(runtime: str, tmp_path: Path) -> None:
-    done = compress.convert(SmallCNN(), SHAPE, "int8", runtime, calibration=pictures(), folder=tmp_path)
+    done = compress.convert(SmallCNN(), SHAPE, "int8", runtime, calibration=pictures(), output=tmp_path)
     # two convolutions and a linear layer, by hand
     assert [(layer.path, layer.precision) for layer in done.layers] == [
         ("conv1", "int8"),
@@ -63,7 +63,7 @@ def test_weights_have_eight_bits_per_channel_unless_the_cpu_would_saturate(tmp_p
     model = SmallCNN()
     for reduce_range, limit in ((True, 64), (False, 127)):
         folder = tmp_path / str(limit)
-        done = compress.convert(model, SHAPE, "int8", calibration=pictures(1), reduce_range=reduce_range, folder=folder)
+        done = compress.convert(model, SHAPE, "int8", calibration=pictures(1), reduce_range=reduce_range, output=folder)
         tensors = {item.name: onnx.numpy_helper.to_array(item) for item in onnx.load(done.path).graph.initializer}
         weight = next(array for name, array in tensors.items() if name.endswith("conv2.weight_quantized"))
         scale = next(array for name, array in tensors.items() if name.endswith("conv2.weight_scale"))
@@ -154,7 +154,7 @@ def test_openvino_is_believed_only_by_its_compiled_model(precision: str) -> None
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_torch_runs_in_the_type_of_the_weights(precision: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    done = compress.convert(SmallCNN(), SHAPE, precision, "torch", folder=tmp_path)
+    done = compress.convert(SmallCNN(), SHAPE, precision, "torch", output=tmp_path)
     assert {layer.precision for layer in done.layers} == {precision}
     state = torch.load(done.path, weights_only=True)
     assert {tensor.dtype for tensor in state.values()} == {dtype}
@@ -196,7 +196,7 @@ def test_one_export_serves_several_conversions(tmp_path: Path) -> None:
     model = SmallCNN()
     exported = compress.export_onnx(model, SHAPE, tmp_path / "small.onnx")
     before = Path(exported.path).read_bytes()
-    quantized = compress.convert(model, SHAPE, "int8", calibration=pictures(1), exported=exported, folder=tmp_path)
+    quantized = compress.convert(model, SHAPE, "int8", calibration=pictures(1), exported=exported, output=tmp_path)
     plain = compress.convert(model, SHAPE, "fp32", "openvino", exported=exported)
     assert quantized.effective_precision, plain.effective_precision == ("int8", "fp32")
     assert Path(exported.path).read_bytes() == before

@@ -38,7 +38,7 @@ def test_a_missing_runtime_comes_with_the_command(
 @LOCKED
 @pytest.mark.slow
 def test_litert_runs_static_int8_for_any_batch(tmp_path: Path) -> None:
-    done = compress.convert(Residual(), SHAPE, "int8", "litert", calibration=PICTURES, folder=tmp_path)
+    done = compress.convert(Residual(), SHAPE, "int8", "litert", calibration=PICTURES, output=tmp_path)
     # two convolutions and a linear layer, by hand; the batch norm is folded
     assert [(layer.path, layer.precision) for layer in done.layers] == [
         ("stem", "int8"), ("conv", "int8"), ("head", "int8"),
@@ -54,7 +54,7 @@ def test_litert_runs_static_int8_for_any_batch(tmp_path: Path) -> None:
 def test_a_litert_file_of_one_batch_takes_several_calls_also_where_it_is_shipped(tmp_path: Path) -> None:
     # LiteRT cannot leave the batch of a flattened image open
     model, x = SmallCNN(4, 4).eval(), torch.randn(5, 1, 28, 28)
-    done = compress.convert(model, (1, 1, 28, 28), "fp32", "litert", folder=tmp_path, filename="model.tflite")
+    done = compress.convert(model, (1, 1, 28, 28), "fp32", "litert", output=tmp_path, filename="model.tflite")
     assert any("the batch is fixed at 1" in remark for remark in done.remarks)
     with torch.no_grad(), compress.open_runner(done) as runner:
         assert torch.allclose(runner(x)[0], model(x), atol=1e-5)
@@ -69,7 +69,7 @@ def test_a_litert_file_of_one_batch_takes_several_calls_also_where_it_is_shipped
 @LOCKED
 @pytest.mark.slow
 def test_executorch_runs_static_int8(tmp_path: Path) -> None:
-    done = compress.convert(Residual(), SHAPE, "int8", "executorch", calibration=PICTURES, folder=tmp_path)
+    done = compress.convert(Residual(), SHAPE, "int8", "executorch", calibration=PICTURES, output=tmp_path)
     assert {layer.path for layer in done.layers if layer.precision == "int8"} == {"stem", "conv", "head"}
     assert [path.name for path in tmp_path.iterdir()] == ["Residual.int8.pte"]
     assert any(remark.startswith("planned memory: ") for remark in done.remarks)

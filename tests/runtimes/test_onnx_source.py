@@ -33,7 +33,7 @@ def net(path: Path, opset: int = 17) -> OnnxModel:
 @pytest.mark.parametrize("opset", [11, 17])
 def test_static_int8_of_a_file(tmp_path: Path, opset: int) -> None:
     done = compress.convert(
-        net(tmp_path / "net.onnx", opset), (1, 3, 8, 8), calibration=BATCHES, folder=tmp_path / "out"
+        net(tmp_path / "net.onnx", opset), (1, 3, 8, 8), calibration=BATCHES, output=tmp_path / "out"
     )
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["net.int8.onnx"]
     assert [(layer.path, layer.precision) for layer in done.layers] == [

@@ -43,7 +43,7 @@ def model() -> nn.Module:
 def converted(runtime: Runtime, folder: Path, precision: str = "fp32") -> Converted:
     calibration = BATCHES if precision == "int8" else None
     return compress.convert(
-        model(), SHAPE, precision, runtime.name, calibration=calibration, folder=folder,
+        model(), SHAPE, precision, runtime.name, calibration=calibration, output=folder,
         filename=f"model.{runtime.suffix}",
     )  # fmt: skip
 

@@ -84,9 +84,9 @@ def test_ranges_that_change_from_batch_to_batch_are_refused(tmp_path: Path) -> N
     # The fourth is five times as large. With its ranges all is well; with those of the others a part of it is cut off.
     batches.append(5 * batches[0])
     with pytest.raises(Disagrees, match="on 32 calibration samples, with ranges of the others, outputs differ by"):
-        compress.convert(model, (1, 16), "int8", calibration=batches, folder=tmp_path)
+        compress.convert(model, (1, 16), "int8", calibration=batches, output=tmp_path)
     assert list(tmp_path.iterdir()) == []
-    done = compress.convert(model, (1, 16), "int8", calibration=[*batches, *batches], folder=tmp_path)
+    done = compress.convert(model, (1, 16), "int8", calibration=[*batches, *batches], output=tmp_path)
     assert done.agreement.unseen[0].difference < 0.1
 
 

@@ -17,6 +17,7 @@ import edge_opt as eo
 from awkward import Awkward, same, state
 from edge_opt._support.unchanged import preserve_rng
 from edge_opt.errors import TraceFailed
+from edge_opt.profiling import clear_caches
 
 
 @pytest.mark.parametrize("looks", [False, True], ids=["meta", "real"])
@@ -209,7 +210,7 @@ class _Cyclic(nn.Linear):
 
 @pytest.mark.parametrize("model", [_Cyclic(8, 4), nn.utils.parametrizations.weight_norm(nn.Linear(8, 4))])
 def test_memory_is_the_same_the_first_time_and_later(model: nn.Module) -> None:
-    eo.clear_caches()
+    clear_caches()
     first, later = (eo.profile(model, (4, 8)).trace for _ in range(2))
     assert first == later
 

@@ -321,7 +321,7 @@ def test_a_training_step_of_numpy_is_refused() -> None:
     ("model", "step"), [(InNumpy(8, 8), "forward"), (Handing("added_thread"), "train")], ids=["numpy", "train"]
 )
 def test_a_largest_batch_says_whose_memory_is_not_known(model: nn.Module, step: str) -> None:
-    fit = eo.fit_batch(model, (8,), memory_limit_mb=1, most=64, step=step)
+    fit = eo.fit_batch(model, (8,), memory_limit_mb=1, max_batch=64, step=step)
     assert len(fit.outside) == 1
     assert f"{fit.outside[0]}: its memory is not known" in fit.remark
 
@@ -339,6 +339,6 @@ def test_a_model_that_computes_in_numpy_is_not_modified(change: str, tmp_path: P
         if change == "prune":
             eo.compress.prune(model, (2, 8), 0.5)
         else:
-            eo.compress.convert(model, torch.zeros(2, 8), "fp32", folder=tmp_path)
+            eo.compress.convert(model, torch.zeros(2, 8), "fp32", output=tmp_path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any("forward" in module.__dict__ for module in model.modules())

@@ -23,6 +23,7 @@ from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.measuring.memory import record_events, replay
 from edge_opt.records.training_steps import TrainingStep
 from edge_opt.report.training_tables import _curve_svg
+from edge_opt.training_steps.step_report import fewest_checkpoints
 from edge_opt.training_steps.step_trace import summed
 
 F32 = 4
@@ -332,7 +333,7 @@ def test_the_fewest_checkpoints_that_keep_a_budget() -> None:
     block = functools.partial(nn.Sequential, nn.Linear(64, 64), nn.GELU())
     model = nn.Sequential(*(nn.Sequential(block(), block()) for _ in range(4)))
     whole = eo.training_step(model, (512, 64), optimizer="sgd").peak_bytes
-    found = eo.fewest_checkpoints(model, (512, 64), budget_mb=0.8 * whole / 2**20, optimizer="sgd")
+    found = fewest_checkpoints(model, (512, 64), budget_mb=0.8 * whole / 2**20, optimizer="sgd")
     assert found.fits and found.before_bytes == whole
     step = eo.training_step(model, (512, 64), optimizer="sgd", checkpoint=found.paths)
     assert (step.peak_bytes, step.flops) == (found.peak_bytes, found.flops)

@@ -12,12 +12,14 @@ from torch import nn
 
 from edge_opt import units
 from edge_opt._support.checks import check_one_of, check_positive, check_whole
+from edge_opt._support.deprecation import accept_former_parameters
 from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.boards.capacity import SCRATCH_IS_APART, Lifetimes, largest_batch, peak_memory
 from edge_opt.boards.device_memory import AllocatorSettings, OutOfDeviceMemory, device_memory
 from edge_opt.boards.fused_layers import ITEMSIZE
 from edge_opt.boards.targets import Target, find_spec, resolve_targets
 from edge_opt.errors import InvalidInput, TraceFailed
+from edge_opt.loading import ModelLike, resolve_call
 from edge_opt.profiling import profile
 from edge_opt.records.costs import OUTSIDE
 from edge_opt.records.devices import BatchFit, Precision
@@ -29,15 +31,16 @@ from edge_opt.training_steps.step_report import training_step
 MAX_BATCH = 1 << 16
 
 
+@accept_former_parameters
 @show_progress()
 def fit_batch(
-    model: nn.Module,
-    shape: Any = None,
+    model: ModelLike,
+    inputs: Any = None,
     *,
     memory_limit_mb: float | None = None,
     target: Target | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    most: int = MAX_BATCH,
+    max_batch: int = MAX_BATCH,
     precision: Precision | None = None,
     lifetimes: Lifetimes = "eager",
     allocator: Literal["cuda"] | None = None,
@@ -49,12 +52,12 @@ def fit_batch(
     The whole limit counts as free; subtract what the operating system and the runtime need.
 
     Args:
-        model: The model.
-        shape: The inputs as `profile` takes them, without the batch; it is put in front of every input.
+        model: As in `profile`.
+        inputs: As in `profile`, without the batch; it is put in front of every input.
         memory_limit_mb: The limit in MiB; give this or `target`.
         target: A device whose RAM is the limit; of several sizes the smallest.
         kwargs: Arguments of the model by name, also without the batch.
-        most: The largest batch to try.
+        max_batch: The largest batch to try.
         precision: Type that floating-point tensors are stored in; None keeps the model's own.
         lifetimes: When tensors are freed: "eager" as torch does, or "planner", as in `peak_memory`.
         allocator: "cuda" counts what a GPU's caching allocator would reserve, blocks and segments included (see
@@ -67,23 +70,26 @@ def fit_batch(
     >>> fit.batch, fit.weight_bytes, fit.input_bytes, fit.activation_bytes, fit.shortfall_bytes
     (128, 4194304, 524288, 524288, 8192)
     """
-    check_whole("most", most)
+    check_whole("max_batch", max_batch)
     check_one_of("lifetimes", lifetimes, ("eager", "planner"))
     if precision is not None:
         check_one_of("precision", precision, ITEMSIZE)
     limit_bytes, limit_source = _limit(memory_limit_mb, target)
-    arguments = call_arguments(model, shape, kwargs)
+    module, inputs, kwargs, _ = resolve_call(model, inputs, kwargs)
+    arguments = call_arguments(module, inputs, kwargs)
     check_one_of("step", step, ("forward", "train"))
     if step == "train":
         if allocator is not None or precision is not None or lifetimes != "eager":
             raise InvalidInput('step="train" counts an eager step as it is; drop allocator, precision and lifetimes')
-        return largest_fit(_training_needs(model, arguments, dict(training or {})), limit_bytes, limit_source, most)
+        return largest_fit(
+            _training_needs(module, arguments, dict(training or {})), limit_bytes, limit_source, max_batch
+        )
     if training is not None:
         raise InvalidInput('training= goes with step="train"')
     if allocator is not None:
-        return _allocated_fit(model, arguments, allocator, precision, limit_bytes, limit_source, most)
-    needs = needs_by_batch(model, arguments, precision, lifetimes)
-    return largest_fit(needs, limit_bytes, limit_source, most)
+        return _allocated_fit(module, arguments, allocator, precision, limit_bytes, limit_source, max_batch)
+    needs = needs_by_batch(module, arguments, precision, lifetimes)
+    return largest_fit(needs, limit_bytes, limit_source, max_batch)
 
 
 def _training_needs(model: nn.Module, arguments: CallArguments, options: dict[str, Any]) -> Callable[[int], MemoryNeed]:
@@ -201,9 +207,10 @@ def _with_batch(arguments: CallArguments, batch: int) -> CallArguments:
     return map_arguments(arguments, prepend)
 
 
+@accept_former_parameters
 @show_progress()
 def compare_targets(
-    model: nn.Module,
+    model: ModelLike,
     inputs: Any = None,
     targets: Target | Sequence[Target] = (),
     *,
@@ -212,7 +219,7 @@ def compare_targets(
     threads: int | None = None,
     kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
-    most: int = MAX_BATCH,
+    max_batch: int = MAX_BATCH,
     lifetimes: Lifetimes = "eager",
 ) -> TargetComparison:
     """Compare a model on several targets: whether it fits the RAM, latency, bound, energy, and the largest batch.
@@ -220,7 +227,7 @@ def compare_targets(
     All of a device's RAM counts as free; subtract what the operating system and the runtime need.
 
     Args:
-        model: The model.
+        model: As in `profile`.
         inputs: As in `profile`; the first dimension of every input is the batch.
         targets: One target or several, each as in `profile`.
         precision: Type of the numbers on the targets.
@@ -228,7 +235,7 @@ def compare_targets(
         threads: Threads of the runtime there, as in `estimate`.
         kwargs: Arguments of the model by name.
         name: Name of the model in tables; its class unless given.
-        most: The largest batch to try.
+        max_batch: The largest batch to try.
         lifetimes: When tensors are freed: "eager" as torch does, or "planner", as in `peak_memory`.
 
     >>> from edge_opt.model import SmallCNN
@@ -237,14 +244,16 @@ def compare_targets(
     [('raspberry-pi-4', True, 'overhead'), ('rp2040', True, 'unknown')]
     """
     resolved = resolve_targets(targets, precision, runtime=runtime, threads=threads)
+    module, inputs, kwargs, own_name = resolve_call(model, inputs, kwargs)
+    name = name or own_name
     profiled = profile(
-        model, inputs, kwargs=kwargs, name=name, target=resolved, precision=precision, runtime=runtime, threads=threads
+        module, inputs, kwargs=kwargs, name=name, target=resolved, precision=precision, runtime=runtime, threads=threads
     )
     memory = peak_memory(profiled, precision, lifetimes=lifetimes)
-    one_sample = map_arguments(call_arguments(model, inputs, kwargs), _without_batch)
-    needs = needs_by_batch(model, one_sample, precision, lifetimes)
+    one_sample = map_arguments(call_arguments(module, inputs, kwargs), _without_batch)
+    needs = needs_by_batch(module, one_sample, precision, lifetimes)
     fits = (
-        _target_fit(prediction, memory, tuple(int(size.value) for size in target.spec.ram_bytes), needs, most)
+        _target_fit(prediction, memory, tuple(int(size.value) for size in target.spec.ram_bytes), needs, max_batch)
         for prediction, target in zip(profiled.predictions, resolved, strict=True)
     )
     shapes = profiled.trace.modules[0].input_shapes

@@ -7,9 +7,12 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
+from edge_opt._support.checks import check_one_of
+from edge_opt._support.deprecation import accept_former_parameters
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS, Metric, parse_budget, parse_increase, trial_metrics
 from edge_opt.errors import InvalidInput
-from edge_opt.model_comparison import Subject, align, as_profile, compared_latency, layer_figures, profiled_differently
+from edge_opt.loading import ModelLike, load_model
+from edge_opt.model_comparison import align, compared_latency, layer_figures, profiled_differently
 from edge_opt.records.devices import SCRATCH_IS_APART, Precision
 from edge_opt.records.measurements import Comparison, Interval
 from edge_opt.records.profiles import (
@@ -183,12 +186,13 @@ def _top_contributors(
     return largest[:_MAX_CONTRIBUTORS]
 
 
+@accept_former_parameters
 def check(
-    subject: Subject,
+    model: ModelLike | ModelProfile,
     *budgets: str | Budget,
     inputs: Any = None,
     kwargs: Mapping[str, Any] | None = None,
-    baseline: Subject | None = None,
+    baseline: ModelLike | ModelProfile | None = None,
     max_increase: Mapping[str, str | float] | Sequence[str] | None = None,
     on_undecided: Literal["pass", "fail"] = "pass",
     measure: bool | Mapping[str, Any] | None = None,
@@ -197,18 +201,19 @@ def check(
     runtime: str | None = None,
     threads: int | None = None,
     optimizer: Any = "adamw",
+    trust: bool = False,
 ) -> CheckResult:
     """Check whether a model keeps within every budget.
 
     A measured or predicted figure whose interval holds the limit is undecided.
 
     Args:
-        subject: A profile, the path of a saved one, or a model with its `inputs`.
+        model: A profile, or a model as `profile` takes it: a module with its `inputs`, a reference or a file.
         budgets: Limits such as "macs <= 600M" or "latency_ms <= 20".
         inputs: As in `profile`, for a model.
         kwargs: Arguments of the model by name.
-        baseline: A profile, the path of a saved one, or a model that takes the same inputs, to compare with. Two models
-            are timed in turn in this process, so that a busy machine disturbs both alike.
+        baseline: What to compare with: a profile, or a model that takes the same inputs. Two models are measured
+            interleaved in this process, so that a busy machine disturbs both alike.
         max_increase: How much figures may grow over the baseline: `{"peak_memory": "5%"}`; a number is a share.
         on_undecided: Whether budgets that are undecided "pass" or "fail".
         measure: Whether to run the model, or the options of `measure`; None runs it if a budget needs it.
@@ -217,13 +222,13 @@ def check(
         runtime: What runs the model on the target, such as "ncnn"; the best-known one unless given.
         threads: Of the runtime on the target, as in `profile`; those to measure with are in `measure`.
         optimizer: Of the training step that `train_flops` and `train_peak_memory_mb` speak of, as in `training_step`.
+        trust: Whether a .pt2 file may be opened, which can execute code from it.
 
     >>> from torch import nn
     >>> check(nn.Linear(16, 8), "macs <= 1k", "params <= 100", inputs=(1, 16)).failures[0].budget.text
     'params <= 100'
     """
-    if on_undecided not in ("pass", "fail"):
-        raise InvalidInput(f"on_undecided is {on_undecided!r}; it must be 'pass' or 'fail'")
+    check_one_of("on_undecided", on_undecided, ("pass", "fail"))
     limits = [parse_budget(item if isinstance(item, str) else item.text, PROFILE_METRICS) for item in budgets]
     increases = _increases(max_increase)
     if not limits and not increases:
@@ -238,24 +243,27 @@ def check(
         )
     if increases and baseline is None:
         raise InvalidInput("max_increase needs a baseline to increase from; give a saved profile as baseline")
-    before = None if baseline is None else as_profile(baseline, inputs, kwargs, target=target, **on_target)
+    from edge_opt.profiling import profile_or_saved
+
+    subject, other = _loaded(model, trust), _loaded(baseline, trust)
+    before = None if other is None else profile_or_saved(other, inputs, kwargs, target=target, **on_target)
     names = [*(limit.metric for limit in limits), *(increase.metric for increase in increases)]
     needed = any(PROFILE_METRICS[name].is_measured for name in names) if measure is None else measure
-    is_paired = needed is not False and _is_model(baseline) and _is_model(subject)
+    is_paired = needed is not False and _is_model(other) and _is_model(subject)
     now = False if is_paired else needed
-    profile = as_profile(subject, inputs, kwargs, measure=now, target=target, **on_target)
+    profile = profile_or_saved(subject, inputs, kwargs, measure=now, target=target, **on_target)
     if any(PROFILE_METRICS[name].is_trained for name in names):
         profile = _with_training(profile, subject, inputs, kwargs, optimizer)
-        before = None if before is None else _with_training(before, baseline, inputs, kwargs, optimizer)
+        before = None if before is None else _with_training(before, other, inputs, kwargs, optimizer)
     latency = None if before is None else compared_latency(before, profile)
-    if before is not None and baseline is not None and is_paired:
+    if before is not None and is_paired:
         from edge_opt.measuring.session import measure_pair
 
         names_of_pair = ("min_time_s", "max_time_s", "threads", "progress")
         options = {name: needed[name] for name in names_of_pair if isinstance(needed, Mapping) and name in needed}
         shares = [increase.share for increase in increases if PROFILE_METRICS[increase.metric].family == "latency"]
         first, second, latency = measure_pair(
-            baseline, subject, inputs, kwargs=kwargs, profiles=(before, profile),
+            other, subject, inputs, kwargs=kwargs, profiles=(before, profile),
             limit=None if not shares or shares[0] is None else 1 + shares[0], **options,
         )  # fmt: skip
         before, profile = replace(before, measurement=first), replace(profile, measurement=second)
@@ -264,19 +272,29 @@ def check(
     )
 
 
-def _is_model(subject: Any) -> bool:
-    return subject is not None and not isinstance(subject, (str, PathLike, ModelProfile))
+def _loaded(model: Any, trust: bool) -> Any:
+    """Return a saved profile or the model of a reference, read once for all figures; anything else as it is."""
+    from edge_opt.profiling import saved_profile
+
+    saved = saved_profile(model)
+    if saved is not None:
+        return saved
+    return load_model(model, trust=trust) if isinstance(model, (str, PathLike)) else model
+
+
+def _is_model(model: Any) -> bool:
+    return model is not None and not isinstance(model, ModelProfile)
 
 
 def _with_training(
-    profile: ModelProfile, subject: Any, inputs: Any, kwargs: Mapping[str, Any] | None, optimizer: Any
+    profile: ModelProfile, model: Any, inputs: Any, kwargs: Mapping[str, Any] | None, optimizer: Any
 ) -> ModelProfile:
     """Return the profile with the cost of a training step of its model; a saved profile is returned unchanged."""
-    if not _is_model(subject):
+    if not _is_model(model):
         return profile
     from edge_opt.training_steps.step_report import training_step
 
-    return replace(profile, training=training_step(subject, inputs, kwargs=kwargs, optimizer=optimizer).cost)
+    return replace(profile, training=training_step(model, inputs, kwargs=kwargs, optimizer=optimizer).cost)
 
 
 def _increases(limits: Mapping[str, str | float] | Sequence[str] | None) -> list[Increase]:

@@ -413,7 +413,7 @@ def predict(profile: ModelProfile, calibration: Calibration, precision: Precisio
     if precision != "fp32":
         raise InvalidInput(
             f"precision is {precision!r}, and a calibration has operator times at fp32 only; "
-            "eo.calibrated_device(calibration) gives a roofline at the others"
+            "edge_opt.boards.targets.calibrated_device(calibration) gives a roofline at the others"
         )
     trace = profile.trace
     forward = _timed_forward(trace, calibration)

@@ -201,7 +201,7 @@ def quantize(
         model, inputs, kwarg, "int8", runtime, json=json, min_agreement=min_agreement, verify=verify,
         calibration=calibration, noise_batches=min(batches, 4) if random_calibration else 0,
         calibration_batches=batches, keep_float="auto" if keep_float == ["auto"] else keep_float or (),
-        folder=output, max_difference=max_difference, scheme=scheme,
+        output=output, max_difference=max_difference, scheme=scheme,
     )  # fmt: skip
 
 
@@ -233,6 +233,6 @@ def export(
     # The file may be for another machine; what it runs in on this one is said, not demanded.
     _convert(
         model, inputs, kwarg, precision, endings[output.suffix], json=json, min_agreement=min_agreement,
-        verify=verify, folder=output.parent, filename=output.name, require_precision=False,
+        verify=verify, output=output.parent, filename=output.name, require_precision=False,
         max_difference=max_difference,
     )  # fmt: skip

@@ -231,7 +231,9 @@ def train_cost(
         )  # fmt: skip
     _print_and_save(step, json, training_sheet(step, top) if top else sheet_of(step, is_brief=True), output)
     if budget is not None and step.peak_bytes > budget * 2**20:
-        choice = eo.fewest_checkpoints(call.model, call.inputs, kwargs=call.kwargs, budget_mb=budget, **options)
+        from edge_opt.training_steps.step_report import fewest_checkpoints
+
+        choice = fewest_checkpoints(call.model, call.inputs, kwargs=call.kwargs, budget_mb=budget, **options)
         hint = f"--checkpoint {','.join(choice.paths)} keeps it" if choice.fits else "no set of checkpoints keeps it"
         raise not_satisfied(f"the peak is above {budget:g} MiB; {hint}")
 

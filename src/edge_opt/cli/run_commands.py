@@ -208,7 +208,7 @@ def sweep(
         "precisions": _words(precision),
         "runtimes": None if runtime is None else _words(runtime),
         "seed": seed,
-        "constraints": keep or None,
+        "budgets": keep or None,
         "metric": metric,
         "fine_tune_epochs": fine_tune_epochs,
     }
@@ -217,8 +217,8 @@ def sweep(
         result = run_sweep(
             model,
             data,
-            folder=output,
-            example_inputs=_shape(inputs or []),
+            output=output,
+            inputs=_shape(inputs or []),
             workers=workers,
             scheduler=scheduler,
             insecure=insecure,

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from edge_opt._support.checks import check_one_of
 from edge_opt._support.progress import report_progress, show_progress
 from edge_opt._support.unchanged import unchanged
-from edge_opt.errors import InvalidInput
+from edge_opt.loading import ModelLike, check_can_change, resolve_call
 from edge_opt.pruning.coupling import NONE
 from edge_opt.pruning.plan import PruningPlan, askable_layers, make_plan, working_copy
 from edge_opt.pruning.prune import check_path, check_share
@@ -30,7 +31,7 @@ OfModel = Callable[[nn.Module], float]
 
 
 def sensitivity(
-    model: nn.Module,
+    model: ModelLike,
     loader: Iterable[Any],
     *,
     layers: Sequence[str] | None = None,
@@ -50,7 +51,7 @@ def sensitivity(
     in floating point: weights per channel, inputs per tensor between their smallest and largest value.
 
     Args:
-        model: The model; it is not modified.
+        model: A module, which is not modified, or its reference, as in `profile`.
         loader: Batches of (inputs, labels); they are kept in memory.
         layers: Paths of the layers to change, with everything inside them; all unless given.
         prune: Shares of channels to remove.
@@ -71,17 +72,18 @@ def sensitivity(
     [('conv1', 'prune', '0.5'), ('conv1', 'quantize', 'int8'), ('conv2', 'prune', '0.5'),
      ('conv2', 'quantize', 'int8'), ('classifier', 'quantize', 'int8')]
     """
+    module, *_ = resolve_call(model)
+    check_can_change(module, "changed layer by layer")
     for share in prune:
         check_share("a ratio in prune", share)
     for precision in precisions:
-        if precision not in PRECISIONS:
-            raise InvalidInput(f"precision is {precision!r}; simulated are {', '.join(PRECISIONS)}")
+        check_one_of("precision", precision, PRECISIONS)
     for path in layers or ():
-        check_path(model, path)
+        check_path(module, path)
     own = metric if callable(metric) and takes_model(metric) else None
     task = task_of("accuracy" if own or metric is None else metric, loss, forward, collate, metric_direction)
     with show_progress(), unchanged([], training=False), torch.no_grad():
-        base = working_copy(model)
+        base = working_copy(module)
         report_progress("sensitivity: reading batches")
         data = list(task.batches(base, loader, batches))
         trial = _Trial.begin(base, data, task, own)
@@ -90,7 +92,7 @@ def sensitivity(
             for path, layer in trial.layers.items()
             if layers is None or any(path == name or path.startswith(f"{name}.") for name in layers)
         }
-        plan = _plan(model, data, task, importance) if prune else None
+        plan = _plan(module, data, task, importance) if prune else None
         rows: list[LayerSensitivity] = []
         untouched: list[tuple[str, str]] = []
         cache: dict[bytes, _Outcome] = {}

@@ -30,6 +30,7 @@ from edge_opt._support.unchanged import unchanged
 from edge_opt.cost.rules import price
 from edge_opt.cost.totals import layer_costs
 from edge_opt.errors import ConversionFailed, InvalidInput, MeasurementFailed, first_line
+from edge_opt.loading import ModelLike, resolve_call
 from edge_opt.measuring.latency import (
     Progress,
     RepeatCount,
@@ -156,7 +157,7 @@ def writes_parameters(trace: Trace) -> bool:
 
 
 def measure(
-    model: nn.Module,
+    model: ModelLike,
     inputs: Any = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
@@ -180,13 +181,13 @@ def measure(
     """Measure what a model takes here: latency, each layer's share of it, memory and energy of one forward.
 
     Args:
-        model: The model; one that lives elsewhere than `device` is copied there.
+        model: As in `profile`; a module that lives elsewhere than `device` is copied there.
         inputs: As in `profile`; a shape is filled with random numbers.
         kwargs: Arguments of the model by name.
         device: Where to run it, such as "cuda:0".
         batch_size: Samples in one forward, for the throughput; the first dimension of the first tensor unless given.
-        min_time_s: Least seconds to measure.
-        max_time_s: Most seconds to measure; five times the least unless given.
+        min_time_s: Seconds to measure at least.
+        max_time_s: Seconds to measure at most; five times `min_time_s` unless given.
         target_precision: Stop when the median is known to ± this share of itself.
         threads: Threads that torch uses; its own number unless given.
         layers: Whether to time each layer.
@@ -200,16 +201,16 @@ def measure(
         repeats: Run it exactly this many times instead of until its latency is known well enough.
         warmup: Runs before those, which are not timed.
 
-    >>> from torch import nn
-    >>> found = measure(nn.Linear(16, 8), (4, 16), min_time_s=0.01, memory=False, energy=None)
+    >>> found = measure(torch.nn.Linear(16, 8), (4, 16), min_time_s=0.01, memory=False, energy=None)
     >>> found.latency.batch_size, [row.kind for row in found.layers.layers]
     (4, ['Linear'])
     """
     check_whole("threads", 1 if threads is None else threads)
     limit_s = longest_time_s(min_time_s, max_time_s, target_precision, batch_size, repeats, warmup)
     where, is_training = find_device(device), mode == "train"
-    traced, costs = _traced(model, inputs, kwargs, mode, profile)
-    caller, runtime = caller_on(model, inputs, kwargs, where, threads)
+    module, inputs, kwargs, _ = resolve_call(model, inputs, kwargs)
+    traced, costs = _traced(module, inputs, kwargs, mode, profile)
+    caller, runtime = caller_on(module, inputs, kwargs, where, threads)
     plain = caller.runner()
     with ready(caller.model, traced, is_training, threads):
         environment = read_environment(where.name)
@@ -384,18 +385,19 @@ def open_file_session(model: FileModel, threads: int | None = None) -> FileSessi
 
 
 def caller_on(
-    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, device: Device, threads: int | None
+    model: ModelLike, inputs: Any, kwargs: Mapping[str, Any] | None, device: Device, threads: int | None
 ) -> tuple[Caller, list[str]]:
     """Return what is run: the model on the device, or for a file its runtime, with a remark that says which."""
+    module, inputs, kwargs, _ = resolve_call(model, inputs, kwargs)
     remarks = []
-    if not isinstance(model, FileModel):
-        model = on_device(model, device.torch_name)
+    if not isinstance(module, FileModel):
+        module = on_device(module, device.torch_name)
     elif device.torch_name != "cpu":
         raise InvalidInput(f"a file is measured on the CPU, and the device is {device.torch_name!r}")
     else:
-        model = open_file_session(model, threads)
-        remarks = [f"run by {model.version}; its layers and its memory were not measured"]
-    return Caller(model, call_on(model, inputs, kwargs, device.torch_name)), remarks
+        module = open_file_session(module, threads)
+        remarks = [f"run by {module.version}; its layers and its memory were not measured"]
+    return Caller(module, call_on(module, inputs, kwargs, device.torch_name)), remarks
 
 
 def _traced(
@@ -421,8 +423,8 @@ def _output_remarks(result: object) -> list[str]:
 
 
 def measure_pair(
-    baseline: nn.Module,
-    model: nn.Module,
+    baseline: ModelLike,
+    model: ModelLike,
     inputs: Any = None,
     *,
     kwargs: Mapping[str, Any] | None = None,

@@ -11,10 +11,12 @@ import numpy as np
 from torch import nn
 
 from edge_opt._support.checks import check_one_of, check_whole, is_number
+from edge_opt._support.deprecation import accept_former_parameters
 from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.boards.estimate import predicted_seconds
 from edge_opt.boards.targets import ResolvedTarget, Target, resolve_target
 from edge_opt.errors import InvalidInput, PruningFailed
+from edge_opt.loading import ModelLike, check_can_change, resolve_call
 from edge_opt.pruning.layer_kinds import kind_of
 from edge_opt.pruning.plan import PruningPlan, check_prunable, layer_channels, make_plan, pruning_context, shortfalls
 from edge_opt.pruning.proof import check_pruned
@@ -34,9 +36,10 @@ WITHIN = 0.1
 LatencyOf = Callable[[nn.Module, ModelProfile], float]
 
 
+@accept_former_parameters
 def prune(
-    model: nn.Module,
-    example_inputs: Any,
+    model: ModelLike,
+    inputs: Any = None,
     ratio: float | Mapping[str, float] | None = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
@@ -54,14 +57,15 @@ def prune(
     reestimate: bool = True,
     reconstruct: bool | None = None,
     seed: int = 0,
+    trust: bool = False,
 ) -> Pruned:
     """Return a copy of the model without its least important channels and attention heads, proved and accounted for.
 
     Layers that are added or concatenated lose the same channels. Give `ratio`, `layers` or one of the two targets.
 
     Args:
-        model: The model; it is not modified.
-        example_inputs: As in `profile`; the shape of one call.
+        model: As in `profile`; a module is not modified.
+        inputs: As in `profile`; the shape of one call.
         ratio: Share to remove of every layer, or a mapping of layers to shares.
         kwargs: Arguments of the model by name.
         layers: Shares to remove of single layers, by path.
@@ -79,6 +83,7 @@ def prune(
         reestimate: Whether batch norms see the loader's batches after the cut, so that their statistics hold again.
         reconstruct: Whether layers behind a cut are fitted to the loader's batches. None: where there is a loader.
         seed: Decides a random ranking.
+        trust: Whether a .pt2 file may be opened, which can execute code from it.
 
     >>> from edge_opt.model import SmallCNN
     >>> pruned = prune(SmallCNN(16, 32), (1, 1, 28, 28), 0.5)
@@ -89,8 +94,8 @@ def prune(
     """
     if isinstance(ratio, Mapping):
         layers, ratio = {**ratio, **(layers or {})}, None
-    if not isinstance(model, nn.Module):
-        raise InvalidInput(f"the model must be a torch.nn.Module, and this is a {type(model).__name__}")
+    module, inputs, kwargs, _ = resolve_call(model, inputs, kwargs, trust)
+    check_can_change(module, "pruned")
     resolved = None if target is None else resolve_target(target, runtime=runtime, threads=threads)
     request = PruneRequest(
         ratio=ratio,
@@ -103,12 +108,12 @@ def prune(
         seed=seed,
         is_round_auto=round_to == "auto",
     )
-    _check_request(model, request, loader, reconstruct)
+    _check_request(module, request, loader, reconstruct)
     latency = _latency(request, latency_of, resolved, runtime, threads)
     data = list(loader) if isinstance(loader, Iterator) else loader  # several steps go through it
     with show_progress(), pruning_context():
         plan = make_plan(
-            model, example_inputs, kwargs, importance=importance, data=data, ignored=request.ignored,
+            module, inputs, kwargs, importance=importance, data=data, ignored=request.ignored,
             layers=request.layers, seed=seed,
         )  # fmt: skip
         plan = plan.with_rounding(round_to, resolved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -160,11 +161,11 @@ class RunConfig(BaseModel):
         ["torch", "onnxruntime"], "search", sweep=True, description=f"{', '.join(runtime_names())}."
     )
 
-    constraints: list[str] = setting(["accuracy_drop <= 0.01"], "search", sweep=True, group="Budget")
+    budgets: list[str] = setting(["accuracy_drop <= 0.01"], "search", sweep=True, group="Budget")
     """Limits of a variant, such as latency_ms <= 5, size_mb <= 1, mae_drop <= 0.2. For another metric between 0 and 1,
     the default limits its drop; other metrics have no default."""
     active_memory_budget_mb: Positive | None = setting(None, "search", sweep=True)
-    """Limit of the weights in MiB: the constraint model_mb <= this."""
+    """Limit of the weights in MiB: the budget model_mb <= this."""
     memory_budgets_mb: list[Positive] = setting([1.0, 2.0, 4.0], "report")
     """Limits of the weights in MiB that the tables are made for."""
     pareto_use_ci: bool = setting(False, "search", sweep=True)
@@ -237,15 +238,15 @@ class RunConfig(BaseModel):
     def _are_budgets(self) -> RunConfig:
         try:
             known = trial_metrics(self.metric_name)
-            for text in self.constraints if "constraints" in self.model_fields_set else ():
+            for text in self.budgets if "budgets" in self.model_fields_set else ():
                 parse_budget(text, known)
         except BudgetError as error:
-            raise ValueError(f"constraints: {error}") from error
+            raise ValueError(f"budgets: {error}") from error
         except EdgeOptError as error:
             raise ValueError(f"metric: {error}") from error
         return self
 
-    @field_validator("pruning_levels", "precisions", "runtimes", "memory_budgets_mb", "constraints")
+    @field_validator("pruning_levels", "precisions", "runtimes", "memory_budgets_mb", "budgets")
     @classmethod
     def _are_distinct(cls, values: list[Any] | str) -> list[Any] | str:
         if isinstance(values, str):
@@ -318,7 +319,7 @@ class RunConfig(BaseModel):
 
     @property
     def metric_name(self) -> str:
-        """The metric as columns and constraints call it."""
+        """The metric as columns and budgets call it."""
         if self.metric == "accuracy":
             return "accuracy"
         # Not imported for accuracy: it needs torch, and reading a configuration does not.
@@ -327,10 +328,10 @@ class RunConfig(BaseModel):
         return reference_name(self.metric)
 
     @property
-    def budgets(self) -> tuple[str, ...]:
-        """All constraints as texts, the memory budget among them; where none were given, those that fit the metric."""
-        texts = self.constraints
-        if "constraints" not in self.model_fields_set and self.metric_name != "accuracy":
+    def all_budgets(self) -> tuple[str, ...]:
+        """All budgets as texts, that of memory among them; where none were given, those that fit the metric."""
+        texts = self.budgets
+        if "budgets" not in self.model_fields_set and self.metric_name != "accuracy":
             texts = [f"{self.metric_name}_drop <= 0.01"] if self.metric_name in SHARES else []
         if self.active_memory_budget_mb is None:
             return tuple(texts)
@@ -419,7 +420,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_config(path: str | Path | None = None, settings: Sequence[str] = ()) -> RunConfig:
+def read_config(path: str | os.PathLike[str] | None = None, settings: Sequence[str] = ()) -> RunConfig:
     """Read the configuration in a file, or the default one, with single keys set as `key=value`.
 
     >>> read_config(settings=["epochs=3", "model.conv1_channels=8"]).model_reference

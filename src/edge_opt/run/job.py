@@ -456,7 +456,7 @@ class PipelineJob:
         # Its files are not needed. The folder is removed here, because our processes end without clean-up.
         with tempfile.TemporaryDirectory() as scratch:
             model, inputs = self.model(candidate, folder), example_inputs(load_call(folder / INPUTS))
-            return convert(model, inputs, candidate.precision, candidate.runtime, folder=scratch)
+            return convert(model, inputs, candidate.precision, candidate.runtime, output=scratch)
 
     def model(self, candidate: Candidate, folder: Path) -> torch.nn.Module:
         """Return the candidate's model in float32, pruned and trained as it is."""

@@ -21,7 +21,7 @@ from edge_opt._support.files import write_whole
 from edge_opt.data import Splits, load_splits
 from edge_opt.data.datasets import seeded, splits_of
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import absolute_reference, import_source, load_model
+from edge_opt.loading import absolute_reference, check_can_change, import_source, load_model
 from edge_opt.records.sweeps import MetricDirection
 from edge_opt.run.config import RunConfig
 from edge_opt.search.choose import packed_answers, paired
@@ -86,7 +86,7 @@ class ModelAndData:
 
     @classmethod
     def from_arguments(
-        cls, model: nn.Module | str, loaders: Any, example_inputs: Sequence[int] | None, config: RunConfig
+        cls, model: nn.Module | str, loaders: Any, inputs: Sequence[int] | None, config: RunConfig
     ) -> ModelAndData:
         """Return the model and the data of `eo.sweep`; refuse what other processes cannot import."""
         for key, value in config.task.items():
@@ -97,6 +97,8 @@ class ModelAndData:
                 raise InvalidInput(
                     f"{key} is {name}, which other processes cannot import; put it into a file and pass 'file.py:f'"
                 )
+        if isinstance(model, nn.Module):
+            check_can_change(model, "swept")
         for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
             if not _is_importable(type(module)):
                 where = f"module {path!r}" if path else "the model"
@@ -115,7 +117,7 @@ class ModelAndData:
         else:
             data = splits_of(loaders, "loaders", **options)
         model = absolute_reference(model) if isinstance(model, str) else model
-        return cls(model, data, config, batch_size=None if example_inputs is None else int(example_inputs[0]))
+        return cls(model, data, config, batch_size=None if inputs is None else int(inputs[0]))
 
     def build(self) -> nn.Module:
         """Return the model, a new one each time, in eval mode."""
@@ -126,6 +128,7 @@ class ModelAndData:
             return cast("nn.Module", pickle.loads(self.pickled_model)).eval()
         with seeded(self.config.seed):
             model = load_model(self.model).model
+            check_can_change(model, "swept")
         if self.weights:
             model.load_state_dict(weights_from(self.weights))
         return model.eval()

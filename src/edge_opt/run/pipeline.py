@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -19,10 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from edge_opt._support.deprecation import accept_former_parameters
 from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError, InvalidConfig, InvalidInput
+from edge_opt.loading import ModelLike, resolve_call
 from edge_opt.measuring.ssh_board import Board, parse_board
 from edge_opt.profiling import profile
 from edge_opt.records.compression import Sensitivity
@@ -34,8 +37,10 @@ from edge_opt.run.config import (
     RESULT_SCOPES,
     SWEEP_KEYS,
     RunConfig,
+    read_config,
     show_settings,
     sweep_settings,
+    validated,
 )
 from edge_opt.run.dependencies import digests, same_twice, sources_of
 from edge_opt.run.export_best import export_best
@@ -71,9 +76,10 @@ class RunResult:
         return self.folder / "report.html"
 
 
+@accept_former_parameters
 def run(
-    config: RunConfig,
-    folder: str | Path | None = None,
+    config: RunConfig | str | os.PathLike[str] | Mapping[str, Any],
+    output: str | os.PathLike[str] | None = None,
     *,
     measure_on: str | None = None,
     fresh: bool = False,
@@ -81,21 +87,21 @@ def run(
     command: Sequence[str] | None = None,
     **options: Any,
 ) -> RunResult:
-    """Train a baseline, sweep variants of it, judge them by the constraints, and write everything to a folder.
+    """Train a baseline, sweep variants of it, judge them by the budgets, and write everything to a folder.
 
     Run again on the same folder, it continues where it stopped: nothing is trained or tried twice.
 
     Args:
-        config: The configuration, as `edge_opt.run.config.read_config` returns it.
-        folder: Where everything is written; `output_dir` of the configuration unless given.
+        config: The path of a YAML file, a mapping of keys, or a `RunConfig`.
+        output: Folder for everything that is written; `output_dir` of the configuration unless given.
         measure_on: A board that measures, as `ssh` knows it: USER@HOST.
         fresh: Start over; the earlier table is kept under another name.
         on_event: Called with every event of the run.
         command: The command line, for the record.
         options: How candidates are built: `workers`, `scheduler`, `insecure` and `retry_failed` of `SweepOptions`.
     """
-    config, board = _with_board(config, measure_on)
-    root = Path(config.output_dir if folder is None else folder)
+    config, board = _with_board(_as_config(config), measure_on)
+    root = Path(config.output_dir if output is None else output)
     check_target(config)
     source = ModelAndData.from_config(config)
     splits, untrained = source.splits(), source.build()
@@ -112,12 +118,13 @@ def run(
         return state.search(store, trained, score, profiled, command or command_line(), config.model_dump())
 
 
+@accept_former_parameters
 def sweep(
-    model: nn.Module | str,
+    model: ModelLike,
     loaders: Any,
     *,
-    folder: str | Path,
-    example_inputs: Sequence[int] | None = None,
+    output: str | os.PathLike[str],
+    inputs: Sequence[int] | None = None,
     workers: int = 0,
     scheduler: str | None = None,
     insecure: bool = False,
@@ -127,17 +134,17 @@ def sweep(
     on_event: Listener = lambda _: None,
     **settings: Any,
 ) -> SweepResult:
-    """Try variants of a trained model, measure them and judge them by constraints; the winner and a page in `folder`.
+    """Try variants of a trained model, measure them and judge them by budgets; the winner and a page in `output`.
 
     Candidates are built in processes of their own: model and loaders must be picklable, with classes that can be
     imported; otherwise name them, `file.py:factory`. Run again, it continues where it stopped.
 
     Args:
-        model: A trained model, or the reference of a function that makes one: `file.py:factory`.
+        model: A trained module, or the reference of a function that makes one: `file.py:factory`.
         loaders: A mapping with `train` and `validation`, and optionally `calibration` and `test`, of loaders of
             (inputs, labels); or the reference of a function that returns one: `file.py:loaders`.
-        folder: Where everything is written; an interrupted sweep continues from there.
-        example_inputs: Shape of the batch to time; the first validation batch unless given.
+        output: Folder for everything that is written; an interrupted sweep continues from there.
+        inputs: Shape of the batch to time; the first validation batch unless given.
         workers: Processes that build side by side; 0 and 1 build one after the other.
         scheduler: Address of a Dask scheduler whose workers build instead, such as `tls://host:8786`.
         insecure: Whether a scheduler may be used without encryption, as `tcp://`.
@@ -149,26 +156,26 @@ def sweep(
     """
     config, board = _with_board(sweep_settings(settings), measure_on)
     search = _search_options(config, workers=workers, scheduler=scheduler, insecure=insecure, retry_failed=retry_failed)
-    source = ModelAndData.from_arguments(model, loaders, example_inputs, config)
+    reference = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
+    source = ModelAndData.from_arguments(reference or resolve_call(model)[0], loaders, inputs, config)
     splits, original = source.splits(), source.build()
     # A factory may train, or draw its weights anew, at each call: all processes get the first model.
     source = source.holding(original)
     call = source.call(splits, original)
     shape = first_shape(call)
-    if example_inputs is not None and tuple(shape) != tuple(example_inputs):
-        raise InvalidInput(f"example_inputs is {tuple(example_inputs)}, and samples of the data make it {tuple(shape)}")
+    if inputs is not None and tuple(shape) != tuple(inputs):
+        raise InvalidInput(f"inputs is {tuple(inputs)}, and samples of the data make it {tuple(shape)}")
     task = source.task()
     task.check(original, splits.validation)
     # A loss that does not fit is refused before anything is trained.
     if config.fine_tune_epochs > 0 and (config.prunes or config.train_for_int8):
         task.check(original, splits.train)
     profiled = profile(original, call_inputs(call), name=type(original).__name__)
-    reference = model if isinstance(model, str) else None
     name = reference or profiled.name
     keys = {key: value for key, value in config.subset(*RESULT_SCOPES).items() if key in SWEEP_KEYS}
     depends_on = {"model": name, "batch_size": shape[0], **keys}
     sources = sources_of(config, splits, original, reference)
-    state = _Run(splits, Path(folder), depends_on, sources, search, board, on_event)
+    state = _Run(splits, Path(output), depends_on, sources, search, board, on_event)
     with state.opened(fresh) as store:
         outcome = state.run_phase(PipelineJob(source, state.root), "evaluate", (), state.root / "baseline")
         shown = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": name}
@@ -330,10 +337,16 @@ def digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def _as_config(config: RunConfig | str | os.PathLike[str] | Mapping[str, Any]) -> RunConfig:
+    if isinstance(config, RunConfig):
+        return config
+    return validated(config) if isinstance(config, Mapping) else read_config(config)
+
+
 def _search_options(config: RunConfig, **options: Any) -> SweepOptions:
     """Return how the candidates of a configuration are searched."""
     return SweepOptions(
-        constraints=config.budgets,
+        constraints=config.all_budgets,
         trials=config.trials,
         seed=config.seed,
         use_ci=config.pareto_use_ci,

@@ -36,8 +36,8 @@ from edge_opt.search.space import Space
 PACKAGES = ("torch", "numpy", "pandas", "onnx", "onnxruntime", "onnxscript", "openvino", "safetensors",
             "scikit-learn", "distributed", "pydantic")  # fmt: skip
 DEFAULT_CONSTRAINTS = (
-    "constraints were not given, so the default judges too: accuracy_drop <= 0.01; "
-    "`constraints: []` leaves active_memory_budget_mb alone to decide, as the published pipeline did"
+    "budgets were not given, so the default judges too: accuracy_drop <= 0.01; "
+    "`budgets: []` leaves active_memory_budget_mb alone to decide, as the published pipeline did"
 )
 NOT_SCALED = (
     "latencies of the baseline and of the rows are as measured here; the deployment part is for the device's clock "
@@ -57,7 +57,7 @@ def build_summary(
     best = None if result.best is None else result.trial(result.best)
     baseline = result.baseline.metrics
     machine = None if baseline is None else baseline.machine or None
-    is_default = "constraints" not in config.model_fields_set and config.metric_name == "accuracy"
+    is_default = "budgets" not in config.model_fields_set and config.metric_name == "accuracy"
     return {
         "name": result.name,
         "measured_on": machine,

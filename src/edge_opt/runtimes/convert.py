@@ -17,6 +17,7 @@ from edge_opt._support.deprecation import accept_former_parameters
 from edge_opt._support.files import own_folder, publish, staging
 from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt.loading import ModelLike, resolve_call
 from edge_opt.measuring.machine import is_fast, retain_freed_memory
 from edge_opt.model_files.file_model import FileModel
 from edge_opt.pruning.layer_kinds import state_tensors
@@ -48,15 +49,15 @@ _CALIBRATION = "calibration batches"
 
 @accept_former_parameters
 def convert(
-    model: nn.Module,
-    example_inputs: Any,
+    model: ModelLike,
+    inputs: Any = None,
     precision: str = "int8",
     runtime: str = "onnxruntime",
     *,
     kwargs: Mapping[str, Any] | None = None,
     calibration: Iterable[Any] | None = None,
     calibration_batches: int = 32,
-    folder: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
     keep_float: Iterable[str] = (),
     verify_on: Iterable[Any] | None = None,
     reduce_range: bool | None = None,
@@ -66,18 +67,19 @@ def convert(
     max_difference: float | None = None,
     scheme: str = "auto",
     group_size: int = 32,
+    trust: bool = False,
 ) -> Converted:
     """Return the model in a precision for a runtime, verified: what each layer runs in, and how far it agrees.
 
     Args:
-        model: The model; it is unchanged. An `.onnx` file that `load_model` read becomes int8 or int4.
-        example_inputs: As in `profile`; the shape of one call.
+        model: As in `profile`; a module is not modified. An `.onnx` file becomes int8 or int4.
+        inputs: As in `profile`; the shape of one call.
         precision: fp32, fp16, bf16, int8, or int4 for weights.
         runtime: Who runs it; `edge_opt.runtimes.registry.runtime_names()` lists them.
         kwargs: Arguments of the model by name.
         calibration: A loader or batches of real inputs, which int8 needs; labels behind them are used to compare.
         calibration_batches: How many of them to use.
-        folder: Where the file goes; without it, to a folder that is gone with the process.
+        output: Folder for the file; without it, a temporary folder that is removed with the process.
         keep_float: Paths of layers that stay in float, with everything inside them. "auto" keeps those that hurt most,
             as few as bring the difference below `max_difference`, 0.1 unless given.
         verify_on: Batches to compare on; those of the calibration unless given, else the example. Without it static
@@ -91,6 +93,7 @@ def convert(
         scheme: How ONNX Runtime's int8 is made: "static" with ranges from calibration, "dynamic" with ranges of each
             input, "weights" of products only; "auto" is dynamic for recurrent layers and transformers, else static.
         group_size: Weights that share a scale where only weights are quantized: 32 is closer, 128 is smaller.
+        trust: Whether a .pt2 file may be opened, which can execute code from it.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -98,19 +101,20 @@ def convert(
     >>> done.effective_precision, [layer.path for layer in done.layers], done.agreement.samples
     ('int8', ['0', '2'], 32)
     """
+    module, inputs, kwargs, _ = resolve_call(model, inputs, kwargs, trust)
     chosen = find_runtime(runtime)
     check_precision(chosen, precision)
-    layers = _checked_layers(model, keep_float, precision, chosen)
-    if isinstance(model, FileModel):
-        call, exported = file_call(model, example_inputs, kwargs, precision, chosen)
+    layers = _checked_layers(module, keep_float, precision, chosen)
+    if isinstance(module, FileModel):
+        call, exported = file_call(module, inputs, kwargs, precision, chosen)
     else:
-        call = model_call(model, example_inputs, kwargs)
+        call = model_call(module, inputs, kwargs)
     name = filename or f"{call.name}.{precision}.{chosen.suffix}"
-    scheme = chosen_scheme(model, precision, chosen, scheme)
+    scheme = chosen_scheme(module, precision, chosen, scheme)
     request = ConversionRequest(
         call=call,
         precision=precision,
-        folder=Path(own_folder() if folder is None else folder),
+        folder=Path(own_folder() if output is None else output),
         filename=name,
         keep_float=layers,
         reduce_range=reduce_range,

@@ -20,6 +20,7 @@ from edge_opt.boards.catalog import ENGINES
 from edge_opt.boards.estimate import working_power
 from edge_opt.boards.targets import Target, find_spec
 from edge_opt.errors import InvalidInput, MeasurementFailed, first_line
+from edge_opt.loading import load_model, parse_reference
 from edge_opt.measuring.machine import crash_of, read_environment
 from edge_opt.measuring.memory import record_events, replay
 from edge_opt.records.devices import DeviceSpec, Engine
@@ -32,6 +33,7 @@ from edge_opt.records.serving import (
     ServingReport,
 )
 from edge_opt.serving.model_source import (
+    HUB,
     InputMaker,
     LanguageModel,
     find_config,
@@ -85,7 +87,8 @@ def llm(
 
     Args:
         model: `hf:ORG/NAME` (its configuration alone is fetched, or taken from the local cache), a folder or
-            config.json or what it holds, a transformers configuration or model, or a module of your own with `inputs`.
+            config.json or what it holds, a transformers configuration or model, or a module of your own with `inputs`
+            (or its reference, `file.py:factory`).
         target: a device of the catalogue, a device file or `DeviceSpec`, a calibration, or "host", this machine as
             `edge-opt calibrate` measured it; several as a list. None: memory and costs alone.
         weights: the format of the weights: fp32, fp16, bf16, int8, int4 (int4-g64 for groups of 64), mlx-4bit, or one
@@ -118,6 +121,9 @@ def llm(
     targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
     if not formats or not targets:
         raise InvalidInput("no weight format or no target is given; name one, such as q4_k_m or raspberry-pi-5")
+    if isinstance(model, str) and not model.startswith(HUB) and parse_reference(model) is not None:
+        loaded = load_model(model)
+        model, name = loaded.model, name or loaded.name
     served = _served(model, inputs, name, request)
     reports = []
     for item in targets:

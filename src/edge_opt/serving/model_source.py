@@ -219,6 +219,34 @@ def _hub_refusal(error: Exception, errors: Any, name: str) -> str:
     return next((refusal for kind, refusal in refusals if isinstance(error, kind)), unknown)
 
 
+def build_hub_model(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """Build the model of `hf:NAME` on the meta device, as the class that its configuration names.
+
+    Args:
+        name: ORG/NAME on the Hub, or a folder with a config.json.
+        options: Fields of the configuration to replace, as in `hf:ORG/NAME(num_hidden_layers=2)`.
+    """
+    transformers = import_transformers()
+    config = find_config(name if Path(name).exists() else f"{HUB}{name}")
+    unknown = [key for key in options if not hasattr(config, key)]
+    if unknown:
+        raise ModelNotFound(f"{HUB}{name} has no configuration field {unknown[0]!r}; drop it, or write its name")
+    for key, value in options.items():
+        setattr(config, key, value)
+    named = next(iter(getattr(config, "architectures", None) or ()), "")
+    try:
+        with quiet(), torch.device("meta"), _without_initialization():
+            model: nn.Module
+            if hasattr(transformers, named):
+                model = getattr(transformers, named)._from_config(config)
+            else:
+                model = transformers.AutoModel.from_config(config)
+            model.tie_weights()  # type: ignore[operator]
+    except Exception as error:  # whatever a model's own constructor raises
+        raise ModelNotFound(f"{HUB}{name} cannot be built: {first_line(error)}") from error
+    return model.eval()
+
+
 def _built(config: Any, dtype: torch.dtype) -> nn.Module:
     """Build the model on the meta device, with tied tables tied."""
     transformers = import_transformers()

@@ -2,6 +2,6 @@
 
 from edge_opt.trace.inputs import InputSpec
 from edge_opt.trace.operators import clear_memo
-from edge_opt.trace.tracer import trace, unwrap_exported
+from edge_opt.trace.tracer import trace
 
-__all__ = ["InputSpec", "clear_memo", "trace", "unwrap_exported"]
+__all__ = ["InputSpec", "clear_memo", "trace"]

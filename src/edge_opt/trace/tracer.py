@@ -34,7 +34,7 @@ from edge_opt.trace.inputs import (
     real_tensor,
 )
 from edge_opt.trace.lifetimes import Lifetimes, empty_meta_like, is_sparse, nbytes_of
-from edge_opt.trace.module_calls import Frame, ModuleStack, exported_module, module_paths, owned_parameters
+from edge_opt.trace.module_calls import Frame, ModuleStack, module_paths, owned_parameters
 from edge_opt.trace.tape import NeedsData, Tape
 
 
@@ -151,24 +151,6 @@ def unwrap_compiled(model: Any) -> nn.Module:
     if eval_frame is not None and isinstance(model, eval_frame.OptimizedModule):
         return unwrap_compiled(model._orig_mod)
     return model
-
-
-def unwrap_exported(
-    model: Any, inputs: Any, kwargs: Mapping[str, Any] | None
-) -> tuple[nn.Module, Any, Mapping[str, Any] | None]:
-    """Return a module and its inputs: those that an exported program was exported with, unless there are others.
-
-    >>> program = torch.export.export(nn.Linear(4, 2), (torch.zeros(3, 4),))
-    >>> trace(*unwrap_exported(program, None, None)).input_bytes
-    48
-    """
-    exported = sys.modules.get("torch.export")
-    if exported is None or not isinstance(model, exported.ExportedProgram):
-        return model, inputs, kwargs
-    module = exported_module(model)
-    if inputs is None and not kwargs and model.example_inputs is not None:
-        return module, list(model.example_inputs[0]) or None, dict(model.example_inputs[1])
-    return module, inputs, kwargs
 
 
 def _own_tensors(modules: Iterable[nn.Module]) -> list[tuple[torch.Tensor, Role]]:

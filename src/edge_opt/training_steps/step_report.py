@@ -15,8 +15,8 @@ from torch import nn
 from edge_opt._support.checks import check_positive, check_whole
 from edge_opt._support.progress import report_progress
 from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.loading import ModelLike, resolve_call
 from edge_opt.records.training_steps import CheckpointChoice, Remedy, TrainingStep
-from edge_opt.trace import unwrap_exported
 from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, map_arguments
 from edge_opt.trace.tracer import unwrap_compiled
 from edge_opt.training_steps.step_costs import StepCosts, StepMemory, step_times
@@ -35,7 +35,7 @@ _LEAST_ELEMENTS = 4096  # smaller parameters keep states of 32 bits there
 
 
 def training_step(
-    model: nn.Module,
+    model: ModelLike,
     inputs: Any = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
@@ -58,7 +58,7 @@ def training_step(
     dropped once the loss is there, the loss is held. The model, its gradients and the random state are unchanged.
 
     Args:
-        model: The model; parameters that do not require a gradient are frozen, as with LoRA.
+        model: As in `profile`; parameters that do not require a gradient are frozen, as with LoRA.
         inputs: As in `profile`: a shape, a tensor, a list with one entry per argument, or a mapping by name.
         kwargs: Arguments of the model by name, such as labels.
         loss: A function of the output that returns one number. Without it, the output's own `loss` where it has one,
@@ -97,9 +97,9 @@ def training_step(
     return step
 
 
-def checked_model(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[nn.Module, CallArguments]:
+def checked_model(model: ModelLike, inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[nn.Module, CallArguments]:
     """Return the module that is traced, and the arguments of its call."""
-    model, inputs, kwargs = unwrap_exported(model, inputs, kwargs)
+    model, inputs, kwargs, _ = resolve_call(model, inputs, kwargs)
     model = unwrap_compiled(model)
     return model, call_arguments(model, inputs, kwargs)
 
