@@ -20,7 +20,7 @@ from edge_opt.run.config import read_config, template
 ROOT = Path(__file__).parent.parent.parent
 TINY = [
     "train_subset=256", "val_subset=128", "epochs=1", "pruning_levels=[0.0]", "precisions=[fp32]", "runtimes=[torch]",
-    "min_time_s=0.01", "num_workers=0", "constraints=[]",
+    "min_time_s=0.01", "num_workers=0", "budgets=[]",
 ]  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def test_the_summary_has_every_key_and_is_printed(done: tuple[Path, dict[str, An
 def test_the_default_constraint_is_said(done: tuple[Path, dict[str, Any]]) -> None:
     _, summary = done
     assert summary["constraints"] == ["accuracy_drop <= 0.01", "model_mb <= 2"]
-    assert any("accuracy_drop <= 0.01" in note and "`constraints: []`" in note for note in summary["notes"])
+    assert any("accuracy_drop <= 0.01" in note and "`budgets: []`" in note for note in summary["notes"])
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_the_configuration_is_read_as_it_stands(tmp_path: Path) -> None:
     file.write_text(published.CONFIG, encoding="utf-8")
     config = read_config(file)
     assert config.model_reference == "edge_opt.model:SmallCNN(conv1_channels=16, conv2_channels=32, num_classes=10)"
-    assert config.budgets == ("accuracy_drop <= 0.01", "model_mb <= 2")
+    assert config.all_budgets == ("accuracy_drop <= 0.01", "model_mb <= 2")
     file.write_text(published.CONFIG.replace("val_subset: 3000", "val_subset: null"), encoding="utf-8")
     assert read_config(file).val_subset is None
 

@@ -125,7 +125,7 @@ def test_a_function_that_cannot_be_sent_is_refused(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (["metric=mae", "constraints=[accuracy_drop <= 1%]"], "unknown metric 'accuracy_drop'"),
+        (["metric=mae", "budgets=[accuracy_drop <= 1%]"], "unknown metric 'accuracy_drop'"),
         (["metric=dice"], "unknown metric 'dice'; metrics are accuracy"),
         (["metric=3"], "metric is 3; it must be a name, or a function"),
         (["metric=net.py:latency"], "a metric cannot be called 'latency'"),

@@ -82,8 +82,8 @@ def test_precisions_are_those_of_the_project() -> None:
         ("pareto_use_ci: 1", "pareto_use_ci is 1; it should be a valid boolean"),
         ("device: gpu", "device is 'gpu'; it must be cpu, cuda, cuda:1 or mps"),
         ("model: 3", "model is 3; it should be a reference such as file.py:factory, or the widths"),
-        ("constraints: [latncy_ms <= 5]", "unknown metric 'latncy_ms'; closest: latency_ms"),
-        ("constraints: [latency_ms]", "expected <=, <, >= or >"),
+        ("budgets: [latncy_ms <= 5]", "unknown metric 'latncy_ms'; closest: latency_ms"),
+        ("budgets: [latency_ms]", "expected <=, <, >= or >"),
         (
             "importance: random",
             "importance is 'random'; it should be 'auto', 'group'",
@@ -153,7 +153,7 @@ def test_the_bundled_model_is_built_with_its_widths() -> None:
 
 def test_the_memory_budget_is_a_constraint_like_others() -> None:
     config = read_config(settings=["active_memory_budget_mb=2.5"])
-    assert config.budgets == ("accuracy_drop <= 0.01", "model_mb <= 2.5")
+    assert config.all_budgets == ("accuracy_drop <= 0.01", "model_mb <= 2.5")
     assert read_config().budgets == ("accuracy_drop <= 0.01",)
 
 

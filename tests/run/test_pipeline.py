@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_fork_server")]
 
 SMALL = [
     "epochs=6", "fine_tune_epochs=2", "train_subset=600", "pruning_levels=[0.0, 0.5]", "min_time_s=0.02",
-    "constraints=[accuracy_drop <= 0.05, peak_memory_mb <= 3]", "sensitivity=true", "target=raspberry-pi-4",
+    "budgets=[accuracy_drop <= 0.05, peak_memory_mb <= 3]", "sensitivity=true", "target=raspberry-pi-4",
 ]  # fmt: skip
 ARTIFACTS = """sweep_results.csv pareto_frontier_latency.csv pareto_frontier_energy.csv accuracy_vs_latency.png
     accuracy_vs_energy.png accuracy_vs_memory.png summary.json reproducibility.json layerwise_breakdown.csv
@@ -252,7 +252,7 @@ def test_other_settings_on_the_same_folder_are_told(config: RunConfig, done: Run
 
 
 def test_constraints_may_change_and_nothing_accepted_is_exit_1(done: RunResult) -> None:
-    settings = [*SMALL, "constraints=[latency_us <= 0.001]"]
+    settings = [*SMALL, "budgets=[latency_us <= 0.001]"]
     words = ["run", "-o", str(done.folder), *(word for text in settings for word in ("--set", text))]
     ran = CliRunner().invoke(app, words)
     assert ran.exit_code == 1, ran.output
@@ -335,7 +335,7 @@ def test_a_model_and_loaders_of_one_s_own_run_through_the_same_command(tmp_path:
     (tmp_path / "run.yaml").write_text(
         f"model: {tmp_path}/net.py:Net(width=12)\ndataset: {tmp_path}/net.py:loaders\nepochs: 4\nlearning_rate: 1e-2\n"
         "batch_size: 16\nprecisions: [int8]\nruntimes: [onnxruntime]\npruning_levels: [0.5]\nmin_time_s: 0.02\n"
-        "constraints: [accuracy_drop <= 0.2]\n"
+        "budgets: [accuracy_drop <= 0.2]\n"
     )
     ran = CliRunner().invoke(app, ["run", str(tmp_path / "run.yaml"), "-o", str(tmp_path / "out"), "--json"])
     assert ran.exit_code == 0, ran.output
@@ -396,7 +396,7 @@ def test_a_model_that_no_other_process_can_import_is_refused(tmp_path: Path) -> 
         eo.sweep(Local(), {"train": [batch], "validation": [batch]}, output=tmp_path)
 
 
-QUICK = ["epochs=2", "fine_tune_epochs=1", "train_subset=128", "val_subset=64", "min_time_s=0.01", "constraints=[]"]
+QUICK = ["epochs=2", "fine_tune_epochs=1", "train_subset=128", "val_subset=64", "min_time_s=0.01", "budgets=[]"]
 
 
 @pytest.fixture(scope="module")
@@ -431,7 +431,7 @@ def test_a_sweep_of_the_command_line_comes_to_its_end_with_the_default_search(tm
     (tmp_path / "net.py").write_text(RESIDUAL)
     words = ["sweep", f"{tmp_path}/net.py:Net", "--data", f"{tmp_path}/net.py:loaders", "-o", str(tmp_path / "out"),
              "--precision", "fp32", "--runtime", "onnxruntime", "--fine-tune-epochs", "1",
-             "--set", "min_time_s=0.01", "--set", "constraints=[]", "--json"]  # fmt: skip
+             "--set", "min_time_s=0.01", "--set", "budgets=[]", "--json"]  # fmt: skip
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     plain = json.loads(done.stdout)

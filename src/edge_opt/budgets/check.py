@@ -234,13 +234,8 @@ def check(
     if not limits and not increases:
         raise InvalidInput("there is no budget to check; give at least one, such as 'macs <= 600M'")
     on_target: dict[str, Any] = {"precision": precision, "runtime": runtime, "threads": threads}
-    changed = [name for name, value in on_target.items() if value not in ("fp32", None)]
-    if target is None and changed:
-        raise InvalidInput(
-            f"{changed[0]} is {on_target[changed[0]]!r}, and there is no target to predict for; "
-            "add target= (--target). Memory in another precision is "
-            "eo.fit_batch(model, shape, memory_limit_mb=..., precision=...)"
-        )
+    if target is None:
+        _refuse_without_target(on_target)
     if increases and baseline is None:
         raise InvalidInput("max_increase needs a baseline to increase from; give a saved profile as baseline")
     from edge_opt.profiling import profile_or_saved
@@ -270,6 +265,16 @@ def check(
     return check_profile(
         profile, limits, baseline=before, increases=increases, latency=latency, on_undecided=on_undecided
     )
+
+
+def _refuse_without_target(on_target: Mapping[str, Any]) -> None:
+    changed = [name for name, value in on_target.items() if value not in ("fp32", None)]
+    if changed:
+        raise InvalidInput(
+            f"{changed[0]} is {on_target[changed[0]]!r}, and there is no target to predict for; "
+            "add target= (--target). Memory in another precision is "
+            "eo.fit_batch(model, inputs, memory_limit_mb=..., precision=...)"
+        )
 
 
 def _loaded(model: Any, trust: bool) -> Any:

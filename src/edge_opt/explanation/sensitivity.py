@@ -87,11 +87,7 @@ def sensitivity(
         report_progress("sensitivity: reading batches")
         data = list(task.batches(base, loader, batches))
         trial = _Trial.begin(base, data, task, own)
-        chosen = {
-            path: layer
-            for path, layer in trial.layers.items()
-            if layers is None or any(path == name or path.startswith(f"{name}.") for name in layers)
-        }
+        chosen = {path: layer for path, layer in trial.layers.items() if layers is None or _is_within(path, layers)}
         plan = _plan(module, data, task, importance) if prune else None
         rows: list[LayerSensitivity] = []
         untouched: list[tuple[str, str]] = []
@@ -111,6 +107,10 @@ def sensitivity(
         unchanged=tuple(dict.fromkeys(untouched)),
         direction=task.metric.direction,
     )
+
+
+def _is_within(path: str, modules: Iterable[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in modules)
 
 
 def _plan(model: nn.Module, data: list[Batch], task: Task, importance: Importance) -> PruningPlan:

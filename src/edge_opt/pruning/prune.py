@@ -92,8 +92,7 @@ def prune(
     >>> [(fall.path, fall.reason) for fall in pruned.shortfalls]
     [('classifier', "classifier is the model's output")]
     """
-    if isinstance(ratio, Mapping):
-        layers, ratio = {**ratio, **(layers or {})}, None
+    layers, ratio = ({**ratio, **(layers or {})}, None) if isinstance(ratio, Mapping) else (layers, ratio)
     module, inputs, kwargs, _ = resolve_call(model, inputs, kwargs, trust)
     check_can_change(module, "pruned")
     resolved = None if target is None else resolve_target(target, runtime=runtime, threads=threads)
