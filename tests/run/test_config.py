@@ -154,7 +154,7 @@ def test_the_bundled_model_is_built_with_its_widths() -> None:
 def test_the_memory_budget_is_a_constraint_like_others() -> None:
     config = read_config(settings=["active_memory_budget_mb=2.5"])
     assert config.all_budgets == ("accuracy_drop <= 0.01", "model_mb <= 2.5")
-    assert read_config().budgets == ("accuracy_drop <= 0.01",)
+    assert read_config().all_budgets == ("accuracy_drop <= 0.01",)
 
 
 @pytest.mark.filterwarnings("error")
