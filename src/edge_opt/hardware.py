@@ -190,7 +190,7 @@ _CACHED = (
 
 
 def explain_utilization(bandwidth_utilization: float) -> str:
-    """Return what a bandwidth utilisation means in words, with advice.
+    """Explain a bandwidth utilization, with advice.
 
     Args:
         bandwidth_utilization: Share of the bandwidth: above 0.8 is memory-bound, up to 0.2 compute-bound, else

@@ -47,13 +47,13 @@ def profile(
         kwargs: More arguments by name; a tensor is a tensor, an `InputSpec` or a (shape, dtype) pair.
         mode: "eval" for inference, or "train" for the forward of training.
         convention: "edge_opt", or fvcore, thop, ptflops, torch or rasp: MACs and FLOPs are what that tool would print.
-        name: Name of the model in tables; its class unless given.
+        name: Name of the model in tables; default: its class.
         measure: Also run the model: True, or the options of `edge_opt.measure`. The result is in `measurement`.
-        target: A device of the catalogue, its file or `DeviceSpec`, a platform or its file, "host", a calibration or
+        target: A device of the catalog, its file or `DeviceSpec`, a platform or its file, "host", a calibration or
             its file, or a list of these. The predicted times are in `predictions`.
         precision: Type of the numbers on the target.
-        runtime: What runs the model on the target, such as "ncnn"; the best-known one unless given.
-        threads: Threads of the runtime on the target; those of its best-known platform unless given. For threads to
+        runtime: Runtime on the target, such as "ncnn"; default: the one with the most accurate data.
+        threads: Threads of the runtime on the target; default: those of its best-known platform. For threads to
             measure with here, see `measure`.
         trust: Whether a .pt2 file may be opened, which can execute code from it.
 
@@ -159,6 +159,6 @@ def _targets(
 
 
 def clear_caches() -> None:
-    """Forget remembered operators and prices; the next profile starts cold."""
+    """Forget cached operators and costs; the next profile starts cold."""
     clear_memo()
     clear_prices()

@@ -234,7 +234,7 @@ def compare_targets(
         runtime: Runtime on each target, such as "ncnn"; by default the one with the most accurate data.
         threads: Threads of the runtime there, as in `estimate`.
         kwargs: Arguments of the model by name.
-        name: Name of the model in tables; its class unless given.
+        name: Name of the model in tables; default: its class.
         max_batch: The largest batch to try.
         lifetimes: When tensors are freed: "eager" as torch does, or "planner", as in `peak_memory`.
 

@@ -29,16 +29,16 @@ def peak_memory(
     lifetimes: Lifetimes = "eager",
     layers: Mapping[str, str] | None = None,
 ) -> MemoryNeed:
-    """Return weights, buffers, inputs and the peak of live activations: what one forward keeps in memory at once.
+    """Return the memory that one forward pass needs at once: weights, buffers, inputs and peak activations.
 
-    The one answer to this question: `fit_batch`, `compare_targets`, `check`, sweeps and pages all ask here. Integers,
-    and what operators hold beside their outputs, stay as traced. In int8, inputs stay as the caller gives them, and so
+    `fit_batch`, `compare_targets`, `check`, sweeps and pages all use this function. Integers, and memory that operators
+    hold beside their outputs, stay as traced. In int8, inputs stay as the caller gives them, and so
     do biases and norms (parameters and buffers of one dimension): every int8 runtime keeps those wide. In int4,
     matrices of weights take 4 bits and their scales, and everything else 16 bits.
 
     Args:
         profile: The model and its inputs; its batch is the batch.
-        precision: What floating tensors are kept in; None leaves them as the model has them.
+        precision: Type of floating-point tensors; None: the model's own.
         lifetimes: "eager" holds a tensor as long as Python does, as torch would; "planner" drops it after its last
             use, as ONNX Runtime, OpenVINO or LiteRT do.
         layers: Precisions that layers really run in, by module path, where a runtime told them. Weights of a layer

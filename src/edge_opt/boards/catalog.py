@@ -221,7 +221,7 @@ def _joined(*parts: str) -> str:
 
 
 def devices() -> tuple[DeviceSpec, ...]:
-    """Return every known device, sorted by name: the catalogue's, and those in the user's own folder.
+    """Return every known device, sorted by name: the catalog's, and those in the user's own folder.
 
     >>> [spec.name for spec in devices() if spec.name.startswith("raspberry")]
     ['raspberry-pi-4', 'raspberry-pi-5', 'raspberry-pi-zero-2-w']
@@ -232,7 +232,7 @@ def devices() -> tuple[DeviceSpec, ...]:
 
 
 def device(name: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
-    """Return one device of the catalogue, or of your own.
+    """Return one device of the catalog, or your own.
 
     Args:
         name: Its name or an alias, or a file that describes it (.toml or .json).
@@ -264,7 +264,7 @@ def unknown_device(name: str, others: Collection[str] = ()) -> UnknownDevice:
 
     Args:
         name: What was asked for.
-        others: Names that are known beside the catalogue's.
+        others: Names that are known beside the catalog's.
 
     >>> str(unknown_device("orange-pi-zero2", ["orange-pi-zero-2"])).partition(",")[0]
     "no device named 'orange-pi-zero2'; closest: orange-pi-zero-2"
@@ -305,7 +305,7 @@ def is_platform_table(table: Mapping[str, Any]) -> bool:
 
 
 def is_shipped(spec: DeviceSpec) -> bool:
-    """Return whether a device is as the catalogue has it; one that was changed, or is a user's own, is not."""
+    """Return whether a device is as the catalog has it; one that was changed, or is a user's own, is not."""
     return spec.name in _bundled_names() and spec == _bundled_device(spec.name)
 
 
@@ -320,7 +320,7 @@ def _bundled() -> tuple[DeviceSpec, ...]:
 
 @cache
 def _bundled_names() -> tuple[str, ...]:
-    """Return the names of the catalogue's devices: each file is named after its device."""
+    """Return the names of the catalog's devices: each file is named after its device."""
     files = (resources.files("edge_opt.boards") / "data").iterdir()
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 

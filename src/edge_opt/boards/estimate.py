@@ -20,7 +20,7 @@ from edge_opt.records.predictions import LayerPrediction, Prediction
 from edge_opt.records.profiles import ModelProfile
 
 # Share of an engine's peak that dense products reach: HPL over the peak in fp64, which is half of that in fp32, is 0.39
-# to 0.64 on the five devices of the catalogue that have both figures and at least 1 GiB; the median is 0.5.
+# to 0.64 on the five devices of the catalog that have both figures and at least 1 GiB; the median is 0.5.
 DENSE = 0.5
 # Depthwise convolutions run at a seventh of that. ST's three figures for MobileNetV1 on the STM32H747 differ in how
 # much of the work is depthwise: two of them give both rates, and these meet the third within 5 %.
@@ -43,7 +43,7 @@ LAUNCH_S = 24e-6
 INTERVAL_FACTOR = 3.5
 # A layer's own efficiency strays from its class by another factor of two, which averages out over the whole.
 LAYER_INTERVAL_FACTOR = 2 * INTERVAL_FACTOR
-# tests/boards/test_estimate.py derives all of these from the catalogue's files.
+# tests/boards/test_estimate.py derives all of these from the catalog's files.
 
 # Dispatch in a framework and launches on a GPU take microseconds to some tens of them. Where a device has no figure for
 # it, none is put in; an operator that takes less than this itself then leaves the upper end of the interval open.
@@ -59,7 +59,7 @@ def predictions(
         profile: The model and its inputs.
         targets: As `resolve_targets` returned them for this precision and threads.
         precision: Type of the numbers there.
-        threads: Of a CPU whose roofline answers; all of its cores unless given.
+        threads: Of a CPU whose roofline answers; default: all of its cores.
     """
     return tuple(_predicted(profile, target, precision, None, threads) for target in targets)
 
@@ -84,21 +84,21 @@ def estimate(
 ) -> Prediction:
     """Estimate what a model and each of its layers would take on a device that was never calibrated, with intervals.
 
-    Where times of whole models on the device are published, costs that were fitted to them answer (`basis` is
-    "fitted"), and a remark names the platform. Otherwise the roofline does: every operator takes the longer of moving
+    If times of whole models on the device are published, costs fitted to them are used (`basis` is
+    "fitted"), and a remark names the platform. Otherwise a roofline is used: every operator takes the longer of moving
     its bytes and computing, at the share of the device's figures that its class usually reaches. It is meant for a
     runtime with tuned kernels; a framework that runs operator by operator may take several times as long. Where a
     figure is missing the time is None, and a remark names the figure.
 
     Args:
         profile: The model and its inputs.
-        device: A device of the catalogue, its file or `DeviceSpec`, a platform or its file, or a calibrated machine by
+        device: A device of the catalog, its file or `DeviceSpec`, a platform or its file, or a calibrated machine by
             its figures.
         precision: Type of the numbers there.
         engine: Who computes; the device's own choice unless given.
-        runtime: What runs the model there, such as "ncnn". Times with it must be known. Without, the best-known
-            platform is taken.
-        threads: That the runtime uses; without, those of the best-known platform. A roofline's peaks are scaled by
+        runtime: Runtime there, such as "ncnn". Times with it must be known. Default: the most accurate
+            platform.
+        threads: Threads of the runtime; default: those of the most accurate platform. A roofline's peaks are scaled by
             threads over cores, its bandwidth is not.
 
     >>> import edge_opt as eo

@@ -88,7 +88,7 @@ def fitted_platforms(device: str | None = None) -> tuple[Platform, ...]:
     """Return every platform that ships with costs, in the order of their names.
 
     Args:
-        device: only those of this device; all unless given.
+        device: only those of this device; default: all.
 
     >>> len(fitted_platforms()) > 90, fitted_platforms("raspberry-pi-4")[0].device
     (True, 'raspberry-pi-4')

@@ -80,10 +80,10 @@ class KnownPlatform(Record):
 
 
 def platforms(device: Target | None = None) -> tuple[KnownPlatform, ...]:
-    """Return every platform there is a time for, and every device there is none for, with what it rests on.
+    """Return every platform with published times, and every device without, with their sources and errors.
 
     Args:
-        device: One device, by name or alias; all of them, and this host if it was calibrated, unless given.
+        device: One device, by name or alias; default: all of them, and this host if it was calibrated,.
 
     >>> [item.basis for item in platforms("stm32h747")]
     ['fitted']
@@ -237,7 +237,7 @@ def _remarks(platform: Platform, time: FittedTime) -> Sequence[str]:
 
 
 def evidence(platform: Platform) -> str:
-    """Return what a platform rests on, in one line: rows, runtime with its date, threads, held-out error and source.
+    """Return the evidence of a platform in one line: rows, runtime with its date, threads, held-out error and source.
 
     >>> from edge_opt.boards.targets import resolve_target
     >>> evidence(resolve_target("raspberry-pi-4", runtime="ncnn", threads=1).platform).split(";")[0]
@@ -285,12 +285,12 @@ def fit_platform(
     by more than their noise are named in `contradictions`; the fit gives them less weight, but keeps them.
 
     Args:
-        name: what to call the board.
+        name: Name of the board.
         times: pairs of a profile (of the batch that was timed) and seconds, more than zero. None at all needs `like`.
         like: a platform, its file, or the name of a device that has one: the board is taken to have the same core.
-        threads: that the nets were timed with. Chooses among the platforms of `like`, and is noted.
-        precision: that the nets ran in.
-        runtime: what ran them, for the record.
+        threads: Threads that the models were timed with. Chooses among the platforms of `like`.
+        precision: Precision that the models ran in.
+        runtime: Runtime that ran them, as a note.
 
     >>> import edge_opt as eo
     >>> from edge_opt.model import SmallCNN

@@ -46,7 +46,7 @@ def roofline(
 
     Args:
         profile: The model and its inputs.
-        device: A device of the catalogue, its file or `DeviceSpec`, or a calibrated machine such as "host".
+        device: A device of the catalog, its file or `DeviceSpec`, or a calibrated machine such as "host".
         precision: Type of the numbers, by which bytes and the peak are chosen.
         engine: Who computes; the device's own choice unless given.
 

@@ -84,7 +84,7 @@ def resolve_target(
         target: "host", a calibration or its file, a platform, its name or file, a device, its name, alias or file.
         precision: Type of the numbers.
         engine: Who computes; the device's own choice unless given, or any where a runtime or threads are asked for.
-        runtime: Such as "ncnn"; the best-known one unless given.
+        runtime: Such as "ncnn"; default: the one with the most accurate data.
         threads: Any number unless given.
 
     >>> resolve_target("raspberry-pi-4").platform.name
@@ -167,7 +167,7 @@ def shipped_platforms(name: str) -> tuple[Platform, ...]:
 
 
 def platforms_of(spec: DeviceSpec) -> tuple[Platform, ...]:
-    """Return the platforms that answer for a device as the catalogue has it, or that is known by its times alone.
+    """Return the platforms that answer for a device as the catalog has it, or that is known by its times alone.
 
     Args:
         spec: The device. One that a user changed or wrote has none: its figures are not those that were timed.

@@ -205,7 +205,7 @@ def check(
 ) -> CheckResult:
     """Check whether a model keeps within every budget.
 
-    A measured or predicted figure whose interval holds the limit is undecided.
+    A budget is undecided if the interval of a measured or predicted value contains the limit.
 
     Args:
         model: A profile, or a model as `profile` takes it: a module with its `inputs`, a reference or a file.
@@ -217,11 +217,11 @@ def check(
         max_increase: How much figures may grow over the baseline: `{"peak_memory": "5%"}`; a number is a share.
         on_undecided: Whether budgets that are undecided "pass" or "fail".
         measure: Whether to run the model, or the options of `measure`; None runs it if a budget needs it.
-        target: Where `predicted_ms` is predicted for, of the model and the baseline.
+        target: Target of `predicted_ms`, for the model and the baseline.
         precision: Type of the numbers on the target.
-        runtime: What runs the model on the target, such as "ncnn"; the best-known one unless given.
-        threads: Of the runtime on the target, as in `profile`; those to measure with are in `measure`.
-        optimizer: Of the training step that `train_flops` and `train_peak_memory_mb` speak of, as in `training_step`.
+        runtime: Runtime on the target, such as "ncnn"; default: the one with the most accurate data.
+        threads: Threads of the runtime on the target, as in `profile`; those to measure with are in `measure`.
+        optimizer: Optimizer for `train_flops` and `train_peak_memory_mb`, as in `training_step`.
         trust: Whether a .pt2 file may be opened, which can execute code from it.
 
     >>> from torch import nn

@@ -185,12 +185,12 @@ def calibrate(
     path: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Calibration:
-    """Measure this machine for predictions, and save what was found. Nothing else should run meanwhile.
+    """Measure this machine for predictions, and save the calibration. Nothing else should run meanwhile.
 
     Operators are timed alone and inside reference models.
 
     Args:
-        threads: Threads that torch uses; its own number unless given. Predictions hold for that number.
+        threads: Threads that torch uses; default: its own number. Predictions hold for that number.
         seconds: Seconds of CPU time at most; more time measures more operators.
         path: The file to write; without it, it becomes the host's own, which `target="host"` finds.
         progress: Whether to show on a terminal what is measured.

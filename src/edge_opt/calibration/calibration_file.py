@@ -32,7 +32,7 @@ def save_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> 
 
 
 def load_calibration(path: str | os.PathLike[str] | None = None) -> Calibration:
-    """Read the calibration in a file, or this host's own; a file of something else is refused in one sentence.
+    """Read a calibration file, or this host's own calibration.
 
     Args:
         path: The file; None takes the one that `calibrate` wrote for this host.

@@ -57,14 +57,14 @@ _UNPRICED = OpPrice("unpriced", "unpriced", OpCost())
 
 
 def cost_rule(*operators: Any, kind: str = "custom") -> Callable[[Rule], Rule]:
-    """Price an operator by a rule of your own.
+    """Register a cost rule for an operator.
 
     The rule is called as `rule(out, *args, **kwargs)` with the operator's own arguments, tensors as `TensorInfo`
     (`shape`, `dtype`, `nbytes`, `elements`), and returns a `Work`; None where the cost depends on values. Tensors
     passed for the results (`out=`) are left out: they are the outputs.
 
     Args:
-        operators: What the rule prices: `torch.ops.lib.name`, one of its overloads, or "lib::name".
+        operators: The operators of the rule: `torch.ops.lib.name`, one of its overloads, or "lib::name".
         kind: The class of work that tables show, such as "conv" or "norm".
 
     >>> @cost_rule("docs::scale", kind="elementwise")

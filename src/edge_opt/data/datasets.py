@@ -68,7 +68,7 @@ class Splits(Record):
         train: What models learn from.
         calibration: What decides the ranges of int8.
         validation: What candidates are chosen on.
-        test: What the chosen one is reported on; None where there is none.
+        test: Data on which the winner is reported; None if there is none.
         checksums: Files of the source with their SHA-256; empty where none are known.
         indices: Which samples of the source are in which part; empty where we did not make the parts.
     """
@@ -437,7 +437,7 @@ def load_splits(
         dataset: `digits`, `mnist`, `fashion-mnist`, or a function of your own as `file.py:loaders`.
         batch_size: Samples per batch.
         seed: Decides which samples are in which part.
-        dataloader_seed: Decides the order of training samples; `seed` unless given.
+        dataloader_seed: Decides the order of training samples; default: `seed`.
         train_subset: Training samples; None takes all remaining ones.
         val_subset: Validation samples; None is as many as the test part has.
         calibration_batches: Batches for the ranges of int8.

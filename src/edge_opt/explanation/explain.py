@@ -166,14 +166,14 @@ _WORTH_SAYING = 0.02
 def explain(
     before: ModelProfile | ModelVariant, after: ModelProfile | ModelVariant, *, paired: bool = False
 ) -> Explanation:
-    """Return why one model is faster than another, or is not: what was saved, what was not, and what was added.
+    """Explain why one model is faster than another or not: savings, unchanged parts, and added work.
 
-    Without times nothing is said about time.
+    Without measured times, only counts are compared.
 
     Args:
         before: The first model: its profile, or a `compress.ModelVariant` with its conversion, latency and kernels.
         after: The second model, likewise; for a conversion both profiles may be the same one.
-        paired: The latencies were measured in turn, as `compress.measure_runners` does, and differ by less noise.
+        paired: Whether the latencies were measured interleaved, as `compress.measure_runners` does.
 
     >>> import edge_opt as eo
     >>> from edge_opt.model import SmallCNN

@@ -1,4 +1,4 @@
-"""How much each layer can lose."""
+"""Measure the effect of changing each layer alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sensitivity(
     batches: int | None = None,
     importance: Importance = "auto",
 ) -> Sensitivity:
-    """Return what the model loses when one layer alone is pruned, or quantized: accuracy, and output error.
+    """Measure how accuracy and outputs change when one layer alone is pruned or quantized.
 
     Pruning is real: the layer and those coupled with it lose their least important channels. Quantization is simulated
     in floating point: weights per channel, inputs per tensor between their smallest and largest value.
@@ -53,16 +53,16 @@ def sensitivity(
     Args:
         model: A module, which is not modified, or its reference, as in `profile`.
         loader: Batches of (inputs, labels); they are kept in memory.
-        layers: Paths of the layers to change, with everything inside them; all unless given.
+        layers: Paths of the layers to change, with everything inside them; default: all.
         prune: Shares of channels to remove.
         precisions: Types of the numbers to simulate.
-        metric: What is scored: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, a function of
+        metric: Quality metric: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, a function of
             (outputs, targets), or a function of the model alone, higher is better.
         metric_direction: Whether a "higher" or a "lower" metric is better; a function of your own must say it.
-        loss: What `importance="taylor"` feels: a name or a function, as in `finetune`.
+        loss: Loss for `importance="taylor"`: a name or a function, as in `finetune`.
         forward: A function of (model, batch) that returns the outputs; without it the batch's inputs are passed.
         collate: A function that makes a batch of what the loader yields, such as a list of samples.
-        batches: How many batches to use; all unless given.
+        batches: How many batches to use; default: all.
         importance: How channels are ranked, as in `prune`.
 
     >>> from edge_opt.model import SmallCNN

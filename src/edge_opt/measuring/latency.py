@@ -229,7 +229,7 @@ def interleaved(
         runs: What to time, by name; each is called without arguments.
         batch_size: Samples in one call, for the throughput.
         min_time_s: Least seconds to measure each of them.
-        max_time_s: Most seconds to measure each of them; five times the least unless given.
+        max_time_s: Most seconds to measure each of them; default: five times the least.
         target_precision: Stop when every median is known to ± this share of itself.
         clock: Where time comes from; the machine's own clocks unless given.
         device: Where the work runs; it is waited for before the clock is read.

@@ -178,18 +178,18 @@ def measure(
     repeats: int | None = None,
     warmup: int = 0,
 ) -> Measurement:
-    """Measure what a model takes here: latency, each layer's share of it, memory and energy of one forward.
+    """Measure latency by layer, memory and energy of one forward pass on this machine.
 
     Args:
         model: As in `profile`; a module that lives elsewhere than `device` is copied there.
         inputs: As in `profile`; a shape is filled with random numbers.
         kwargs: Arguments of the model by name.
         device: Where to run it, such as "cuda:0".
-        batch_size: Samples in one forward, for the throughput; the first dimension of the first tensor unless given.
+        batch_size: Samples in one forward, for the throughput; default: the first dimension of the first tensor.
         min_time_s: Seconds to measure at least.
-        max_time_s: Seconds to measure at most; five times `min_time_s` unless given.
-        target_precision: Stop when the median is known to ± this share of itself.
-        threads: Threads that torch uses; its own number unless given.
+        max_time_s: Seconds to measure at most; default: five times `min_time_s`.
+        target_precision: Stop when the 95 % interval of the median is within ± this share of it.
+        threads: Threads that torch uses; default: its own number.
         layers: Whether to time each layer.
         memory: Whether to record the allocator in one more forward.
         energy: Name of a meter, "auto" for the first that works, or None for no energy.
@@ -197,7 +197,7 @@ def measure(
         subtract_idle: Whether to measure the idle power and subtract it.
         mode: "eval" for inference; "train" runs the forward of training, and on the CPU a backward (`.training`).
         profile: The profile of the model, if there is one; the model is then not traced again.
-        progress: Called with the share that is done and a word on it.
+        progress: Called with the share that is done and the name of the step.
         repeats: Run it exactly this many times instead of until its latency is known well enough.
         warmup: Runs before those, which are not timed.
 
@@ -378,7 +378,7 @@ def open_file_session(model: FileModel, threads: int | None = None) -> FileSessi
 
     Args:
         model: The model that was read from the file.
-        threads: Threads of the runtime; as many as torch uses unless given.
+        threads: Threads of the runtime; default: as many as torch uses.
     """
     count = torch.get_num_threads() if threads is None else threads
     return (OnnxSession if isinstance(model, OnnxModel) else TfliteSession)(model, count)
@@ -444,9 +444,9 @@ def measure_pair(
         kwargs: Arguments of the models by name.
         profiles: Profiles of both, which say what running them changes.
         min_time_s: Least seconds to measure; each of five copies of a model gets half of it.
-        max_time_s: Most seconds, likewise; five times the least unless given.
-        threads: Threads that torch uses; its own number unless given.
-        progress: Called with the share that is done and a word on it.
+        max_time_s: Most seconds, likewise; default: five times the least.
+        threads: Threads that torch uses; default: its own number.
+        progress: Called with the share that is done and the name of the step.
         limit: The ratio that is asked about: while it lies inside the interval, both are timed again, up to four times
             in all, with copies at other places.
     """

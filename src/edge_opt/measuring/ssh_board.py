@@ -154,7 +154,7 @@ class Board:
         """Calibrate the board with its own edge_opt and torch, and return the calibration file.
 
         Args:
-            threads: Threads of torch there; its own number unless given.
+            threads: Threads of torch there; default: its own number.
             seconds: CPU seconds it may take.
         """
         options = [] if threads is None else ["--threads", str(threads)]

@@ -239,7 +239,7 @@ def check_prunable(plan: PruningPlan) -> None:
 
 
 def _without_unsound_groups(plan: PruningPlan) -> PruningPlan:
-    """Refuse the groups whose removal the model does not survive, or that takes more than themselves along.
+    """Refuse groups whose removal breaks the model or removes other channels as well.
 
     All are tried at once, by running the model; only when that fails, one by one.
     """

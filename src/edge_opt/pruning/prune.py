@@ -59,7 +59,7 @@ def prune(
     seed: int = 0,
     trust: bool = False,
 ) -> Pruned:
-    """Return a copy of the model without its least important channels and attention heads, proved and accounted for.
+    """Remove the least important channels and attention heads from a copy of the model, and prove the result.
 
     Layers that are added or concatenated lose the same channels. Give `ratio`, `layers` or one of the two targets.
 
@@ -72,17 +72,17 @@ def prune(
         macs_target: Share of the MACs that is to remain.
         latency_target: Share of the latency that is to remain; it needs `latency_of` or `target`.
         latency_of: A function of the model that gives its latency in seconds.
-        target: Where the model is to run, as in `profile`: its latency is predicted, and `round_to` chosen, for it.
-        runtime: What runs the model on the target, such as "ncnn"; the best-known one unless given.
-        threads: Of the runtime on the target, as in `profile`.
-        importance: What ranks channels: weights of all layers that write and read them (group, which is auto), what the
-            layers behind lose on `loader` (reconstruction), what the loss feels (taylor), or chance (random).
+        target: Target as in `profile`, for the predicted latency and for `round_to`.
+        runtime: Runtime on the target, such as "ncnn"; default: the one with the most accurate data.
+        threads: Threads of the runtime on the target, as in `profile`.
+        importance: Ranking of channels: weights of all layers that write and read them (group, which is auto), error of
+            the next layers on `loader` (reconstruction), first-order change of the loss (taylor), or chance (random).
         round_to: Kept channels are a multiple of this; "auto" is what kernels run fast here, or on `target`.
-        ignored: Paths of layers that stay whole.
-        loader: Calibration batches, inputs or (inputs, labels), which taylor needs; a few hundred samples do.
-        reestimate: Whether batch norms see the loader's batches after the cut, so that their statistics hold again.
-        reconstruct: Whether layers behind a cut are fitted to the loader's batches. None: where there is a loader.
-        seed: Decides a random ranking.
+        ignored: Paths of layers that are not pruned.
+        loader: Calibration batches, inputs or (inputs, labels), which taylor needs; a few hundred samples are enough.
+        reestimate: Whether statistics of batch norms are estimated again on the loader's batches.
+        reconstruct: Whether layers after removed channels are fitted to the loader's batches. None: with a loader.
+        seed: Seed of a random ranking.
         trust: Whether a .pt2 file may be opened, which can execute code from it.
 
     >>> from edge_opt.model import SmallCNN

@@ -119,7 +119,7 @@ def _head_attributes(model: nn.Module, channel_map: ChannelMap, removed: np.ndar
 
 
 def apply_spec(model: nn.Module, spec: PruneSpec) -> nn.Module:
-    """Return a pruned copy of the original model: the same weights, without what the recipe leaves out.
+    """Return a pruned copy of the original model: its weights, without the channels that the recipe removes.
 
     Args:
         model: The original model, as it was before pruning.
@@ -229,7 +229,7 @@ def save_pruned(pruned: Pruned, folder: str | os.PathLike[str]) -> Path:
     """Write the recipe (pruned.json) and the weights (weights.safetensors) of a pruned model, both or neither.
 
     Args:
-        pruned: What `prune` returned.
+        pruned: The result of `prune`.
         folder: Where to write; made if it is not there.
 
     >>> import tempfile
@@ -260,7 +260,7 @@ def load_pruned(folder: str | os.PathLike[str], factory: Callable[[], nn.Module]
     """Load a pruned model: the original from its factory, cut by the recipe, with the saved weights.
 
     Args:
-        folder: What `save_pruned` wrote.
+        folder: Folder that `save_pruned` wrote.
         factory: A function that builds the original model, with the arguments it had.
     """
     spec = read_spec(Path(folder) / SPEC_FILE)
@@ -271,7 +271,7 @@ def load_pruned(folder: str | os.PathLike[str], factory: Callable[[], nn.Module]
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> nn.Module:
-    """Load weights from a file into a model and return it. Every tensor must be there, and none besides.
+    """Load weights from a file into a model and return it. The file must have exactly the model's tensors.
 
     Args:
         model: The model that gets the weights.

@@ -90,7 +90,7 @@ class LayerChannels(Record):
 
 @record
 class Shortfall(Record):
-    """A layer that lost less than asked."""
+    """A layer that was pruned less than requested."""
 
     path: str = field("Path of the layer.")
     asked: float = field("The share of channels or heads that was to be removed.")

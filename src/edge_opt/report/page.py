@@ -57,7 +57,7 @@ def write_page(
         reproducibility: What the results rest on: versions, seeds, checksums.
         summary: The summary of a run.
         extra_profiles: Other models, to compare `profile` with.
-        devices: Names of devices whose rooflines it can show; a usual few unless given.
+        devices: Names of devices whose rooflines it can show; default: a usual few.
         title: Title of the page; made from what is given unless set.
     """
     data = page_data(

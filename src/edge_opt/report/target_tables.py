@@ -1,4 +1,4 @@
-"""Targets as tables: several side by side for one model, the catalogue, and one device with every figure's source."""
+"""Targets as tables: several side by side for one model, the catalog, and one device with every figure's source."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def dataframe(comparison: TargetComparison) -> pd.DataFrame:
 
 
 def device_table(specs: Sequence[DeviceSpec]) -> Table:
-    """Return the catalogue, one row per device."""
+    """Return the catalog, one row per device."""
     from edge_opt.boards.roofline import used_bandwidth
 
     def peaks(precision: str) -> Iterator[str]:

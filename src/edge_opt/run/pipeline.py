@@ -93,7 +93,7 @@ def run(
 
     Args:
         config: The path of a YAML file, a mapping of keys, or a `RunConfig`.
-        output: Folder for everything that is written; `output_dir` of the configuration unless given.
+        output: Folder for everything that is written; default: `output_dir` of the configuration.
         measure_on: A board that measures, as `ssh` knows it: USER@HOST.
         fresh: Start over; the earlier table is kept under another name.
         on_event: Called with every event of the run.
@@ -134,7 +134,7 @@ def sweep(
     on_event: Listener = lambda _: None,
     **settings: Any,
 ) -> SweepResult:
-    """Try variants of a trained model, measure them and judge them by budgets; the winner and a page in `output`.
+    """Build and measure variants of a trained model under budgets; write the winner and a report to `output`.
 
     Candidates are built in processes of their own: model and loaders must be picklable, with classes that can be
     imported; otherwise name them, `file.py:factory`. Run again, it continues where it stopped.
@@ -144,7 +144,7 @@ def sweep(
         loaders: A mapping with `train` and `validation`, and optionally `calibration` and `test`, of loaders of
             (inputs, labels); or the reference of a function that returns one: `file.py:loaders`.
         output: Folder for everything that is written; an interrupted sweep continues from there.
-        inputs: Shape of the batch to time; the first validation batch unless given.
+        inputs: Shape of the batch to time; default: the first validation batch.
         workers: Processes that build side by side; 0 and 1 build one after the other.
         scheduler: Address of a Dask scheduler whose workers build instead, such as `tls://host:8786`.
         insecure: Whether a scheduler may be used without encryption, as `tcp://`.

@@ -69,30 +69,30 @@ def convert(
     group_size: int = 32,
     trust: bool = False,
 ) -> Converted:
-    """Return the model in a precision for a runtime, verified: what each layer runs in, and how far it agrees.
+    """Convert a model to a precision for a runtime, and verify the precision of each layer and the outputs.
 
     Args:
         model: As in `profile`; a module is not modified. An `.onnx` file becomes int8 or int4.
         inputs: As in `profile`; the shape of one call.
         precision: fp32, fp16, bf16, int8, or int4 for weights.
-        runtime: Who runs it; `edge_opt.runtimes.registry.runtime_names()` lists them.
+        runtime: Runtime; `edge_opt.runtimes.registry.runtime_names()` lists them.
         kwargs: Arguments of the model by name.
-        calibration: A loader or batches of real inputs, which int8 needs; labels behind them are used to compare.
-        calibration_batches: How many of them to use.
+        calibration: A loader or batches of real inputs, which int8 needs; labels, if any, are used to compare.
+        calibration_batches: Number of batches to use.
         output: Folder for the file; without it, a temporary folder that is removed with the process.
-        keep_float: Paths of layers that stay in float, with everything inside them. "auto" keeps those that hurt most,
-            as few as bring the difference below `max_difference`, 0.1 unless given.
+        keep_float: Paths of layers that stay in float, with everything inside them. "auto" keeps the most sensitive
+            ones, as few as bring the difference below `max_difference`, 0.1 unless given.
         verify_on: Batches to compare on; those of the calibration unless given, else the example. Without it static
             int8 is also compared on a quarter of the calibration that ranges were found without, and on rolled tokens.
-        reduce_range: Whether weights get 7 bits; None gives them where this CPU would saturate.
+        reduce_range: Whether weights get 7 bits; None: only if this CPU would saturate with 8.
         exported: The result of `export_onnx`, so that the model is not exported again.
-        filename: Name of the file; made from the model and the precision unless given.
+        filename: Name of the file; default: made from the model and the precision.
         require_precision: Whether to raise where no layer runs in `precision`; turn it off for another machine's file.
         max_difference: Largest mean difference of an output, as a share of its mean, before `Disagrees` is raised (2.5
-            times it for one sample); None: fp32 0.01, fp16 0.05, bf16 0.1, int8 0.2, int4 0.5. True takes anything.
+            times it for one sample); None: fp32 0.01, fp16 0.05, bf16 0.1, int8 0.2, int4 0.5. True accepts any.
         scheme: How ONNX Runtime's int8 is made: "static" with ranges from calibration, "dynamic" with ranges of each
             input, "weights" of products only; "auto" is dynamic for recurrent layers and transformers, else static.
-        group_size: Weights that share a scale where only weights are quantized: 32 is closer, 128 is smaller.
+        group_size: Weights that share a scale if only weights are quantized: 32 is more accurate, 128 is smaller.
         trust: Whether a .pt2 file may be opened, which can execute code from it.
 
     >>> from torch import nn

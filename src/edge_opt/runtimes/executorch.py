@@ -72,7 +72,7 @@ class ExecuTorchRunner(PiecewiseRunner):
             self._loaded = self._program.load_method("forward")
 
     def input_shapes(self) -> Sequence[Sequence[int]]:
-        # Where the batch is free, the largest stands here.
+        # If the batch is dynamic, this is its maximum.
         meta = self.loaded.metadata
         return [meta.input_tensor_meta(index).sizes() for index in range(meta.num_inputs())]
 

@@ -59,7 +59,7 @@ def export_onnx(
     Each node carries its module's path. Weights beyond 1.5 GB are in `NAME.onnx.data` beside the file.
 
     Args:
-        model: The model; it is left as it was.
+        model: The model; it is unchanged.
         example_inputs: As in `profile`; the shape of one call.
         path: The file to write, ending in .onnx.
         kwargs: Arguments of the model by name.

@@ -158,7 +158,7 @@ def profile_runner(runner: Runner, *inputs: Any, repeats: int = 20) -> RunnerPro
     Profiling costs some microseconds per kernel, and ONNX Runtime counts whole ones: read shares, not a latency.
 
     Args:
-        runner: What to run, in a runtime that has a profiler: ONNX Runtime or OpenVINO.
+        runner: A runner of ONNX Runtime or OpenVINO, which have a profiler.
         inputs: The tensors of one call.
         repeats: Runs to profile; a kernel's time is the mean of the middle half of them.
     """

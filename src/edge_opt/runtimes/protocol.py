@@ -276,10 +276,10 @@ def open_runner(
     """Load a conversion, a file or a module into a runtime.
 
     Args:
-        source: What `convert` returned, the path of a file, or a torch module.
-        runtime: Who runs it; None takes the conversion's own, torch for a module, and goes by the ending of a file.
-        threads: Threads that the runtime uses; one is the quietest to measure.
-        precision: What OpenVINO is asked to compute a file in; a conversion knows its own.
+        source: The result of `convert`, the path of a file, or a torch module.
+        runtime: Runtime; None: that of the conversion, torch for a module, else by the suffix of the file.
+        threads: Threads of the runtime; measurements with one vary least.
+        precision: Precision hint for a file in OpenVINO; a conversion has its own.
 
     >>> from torch import nn
     >>> with open_runner(nn.Linear(4, 2)) as runner:
@@ -317,7 +317,7 @@ def measure_runner(runner: Runner, *inputs: Any, **options: Any) -> Latency:
     """Return the latency of one runner on these inputs, wall and CPU.
 
     Args:
-        runner: What to time.
+        runner: The runner to time.
         inputs: The tensors of one call.
         options: Those of `edge_opt.measuring.interleaved`.
     """
@@ -327,10 +327,10 @@ def measure_runner(runner: Runner, *inputs: Any, **options: Any) -> Latency:
 def measure_runners(
     runners: Mapping[str, Runner], *inputs: Any, rehearses: bool = False, **options: Any
 ) -> dict[str, Latency]:
-    """Return latencies of several runners on the same inputs, a block of each in turn, so that they can be compared.
+    """Return interleaved latencies of several runners on the same inputs, so that they can be compared.
 
     Args:
-        runners: What to time, by name.
+        runners: The runners to time, by name.
         inputs: The tensors of one call.
         rehearses: Whether each runs once, untimed, before its turn, so that none begins with what others left in the
             cache.

@@ -112,12 +112,12 @@ def run_sweep(
     """Try every candidate of a space, or some, and choose one; finished candidates are stored and not run again.
 
     Args:
-        job: How a candidate is built and measured. Each phase runs in a process of its own.
+        job: Builds and measures a candidate. Each phase runs in its own process.
         space: The candidates.
         folder: Where everything is stored.
-        settings: What results depend on; a folder with other settings is refused.
+        settings: Settings that results depend on; a folder with other settings is refused.
         sources: Code and data that results depend on, by name; where one has changed, what depends on it runs again.
-        baseline: What others are compared with, or its trial; unpruned fp32 unless given. A row if it is of the space.
+        baseline: The candidate to compare with, or its trial; default: unpruned fp32.
         fresh: Start over; the earlier table is kept under another name.
         on_event: Called with every event of the sweep.
         options: Fields of `SweepOptions`.
@@ -161,7 +161,7 @@ class Sweep:
         """Search the space and return the result.
 
         Args:
-            baseline: What others are compared with, or its trial; unpruned fp32 unless given.
+            baseline: What others are compared with, or its trial; default: unpruned fp32.
             compare: Times the best candidates once more, interleaved, before the winner is chosen.
             measurer: Measures candidates instead of this machine.
         """

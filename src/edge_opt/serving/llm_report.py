@@ -80,16 +80,16 @@ def llm(
     measure: bool = False,
     name: str | None = None,
 ) -> ServingReport | ServingComparison:
-    """Return whether a language model fits a device, its tokens per second there, and what the time is spent on.
+    """Predict whether a language model fits a device, its tokens per second, and what the time is spent on.
 
     The model is built without weights and traced twice: a prompt, and one token at full context. Decoding streams
-    every weight that a token meets, and the cache, from memory once per step, so bandwidth over bytes is its speed.
+    every weight that a token uses, and the cache, from memory once per step, so bandwidth over bytes is its speed.
 
     Args:
         model: `hf:ORG/NAME` (its configuration alone is fetched, or taken from the local cache), a folder or
             config.json or what it holds, a transformers configuration or model, or a module of your own with `inputs`
             (or its reference, `file.py:factory`).
-        target: a device of the catalogue, a device file or `DeviceSpec`, a calibration, or "host", this machine as
+        target: a device of the catalog, a device file or `DeviceSpec`, a calibration, or "host", this machine as
             `edge-opt calibrate` measured it; several as a list. None: memory and costs alone.
         weights: the format of the weights: fp32, fp16, bf16, int8, int4 (int4-g64 for groups of 64), mlx-4bit, or one
             of GGUF's such as q4_k_m; several as a list.
@@ -98,16 +98,16 @@ def llm(
         prompt: tokens that are read before the first is written; 512, or the context where that is less.
         batch: sequences that are served at once.
         kv: the format of the key-value cache; fp16, or fp32 where the weights are.
-        runtime: the program that is meant: llama.cpp, torch or mlx; the first that has the format unless given.
+        runtime: llama.cpp, torch or mlx; default: the first that supports the format.
         engine: cpu, gpu or npu; the device's own choice unless given.
-        threads: threads of a CPU; all of its cores unless given. Fewer multiply more slowly and wait less for each
-            other; what memory gives them is taken to be the same.
+        threads: threads of a CPU; default: all of its cores. Fewer threads compute more slowly; the
+            memory bandwidth is assumed to be the same.
         inputs: for a module of your own: a function of tokens, past and batch that returns the arguments of its
             forward by name, the cache with `past` positions among them as floating tensors or `InputSpec`.
-        ram_gib: the RAM of your own board, in GiB; of a device sold with several sizes, all are looked at unless given.
+        ram_gib: the RAM of your own board, in GiB; default: of a device sold with several sizes, all are looked at.
         measure: also run the real loop on this machine, in torch with random weights (or those of a module that has
             them).
-        name: what to call the model in the report.
+        name: Name of the model in the report.
 
     >>> llama_2_7b = {"model_type": "llama"}  # what a config.json holds; the defaults are this model's
     >>> report = llm(llama_2_7b, target="raspberry-pi-5", weights="q4_0", context=2048)

@@ -39,7 +39,7 @@ UNKNOWN_SPREAD = 2.0
 # A read that was measured under load leaves the model's own kernels as the only unknown.
 MEASURED_SPREAD = 1.15
 # A copy reads and writes, one thread alone does not fill the memory: what streaming reaches over twice a one-thread
-# memcpy, on the catalogue's CPUs that also have a data-sheet figure, is 0.8 to 1.0.
+# memcpy, on the catalog's CPUs that also have a data-sheet figure, is 0.8 to 1.0.
 COPY_SHARE = 0.85
 
 
@@ -110,7 +110,7 @@ class ProductRate(NamedTuple):
 def read_rate(
     spec: DeviceSpec, engine: Engine | None = None, runtime: str | None = None, bits: float = 4.5
 ) -> ReadRate:
-    """Return what an engine streams under load: measured where the catalogue knows it, else a share of the data sheet.
+    """Return what an engine streams under load: measured where the catalog knows it, else a share of the data sheet.
 
     `runtime` is the program that decodes; a figure of llama.cpp counts for llama.cpp alone. `bits` are those of one
     weight.

@@ -56,17 +56,17 @@ def finetune(
         teacher: A model whose outputs are part of the loss (distillation).
         distillation_weight: Share w of the teacher in the loss: (1 - w) times the loss plus w times the divergence of
             classes, or the mean squared distance of numbers.
-        temperature: By how much the answers of both are softened before they are compared; above 1 shows small ones.
+        temperature: Divides the scores of both models before they are compared; above 1 softens them.
         validate: A loader, for the metric, or a function of the model, higher is better; without it the last epoch is
             kept.
-        metric: What `validate` is scored by: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, or a
+        metric: Quality metric of `validate`: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, or a
             function of (outputs, targets).
         metric_direction: Whether a "higher" or a "lower" metric is better; a function of your own must say it.
-        loss: What is trained on: cross_entropy, mse, l1, smooth_l1, huber, bce_with_logits, or a function of (outputs,
+        loss: Loss: cross_entropy, mse, l1, smooth_l1, huber, bce_with_logits, or a function of (outputs,
             targets); the metric's task decides unless given.
         forward: A function of (model, batch) that returns the outputs; without it the batch's inputs are passed.
         collate: A function that makes a batch of what the loader yields, such as a list of samples.
-        seed: Decides the random numbers drawn in training.
+        seed: Seed of the random numbers in training.
         progress: Whether to show each step on a terminal; or a function that gets epoch, step and loss after each one.
         precision: "int8" trains for static int8: layers round weights and inputs as it does, while they learn and while
             they are scored. The trained copy is in float, for `convert`. None trains in float.

@@ -376,7 +376,7 @@ def metric_of(metric: Any, direction: MetricDirection | None = None, name: str |
             whose mean counts.
         direction: Whether "higher" or "lower" is better. A function of your own must say it: here, or as an attribute
             `higher_is_better` as in torchmetrics.
-        name: What to call a function or an object; its own name unless given.
+        name: What to call a function or an object; default: its own name.
 
     >>> def worst(outputs, targets):
     ...     return (outputs - targets).abs().max()

@@ -195,7 +195,7 @@ SMALL = 1 << 22
 
 
 def meta_tensor(value: Any, dtype: torch.dtype, keeps_small: bool = True) -> torch.Tensor:
-    """Return a tensor of the caller's shape, apart from the caller's own: without data, unless small and of integers.
+    """Return a new tensor of the caller's shape, without data unless it is small and of integers.
 
     Those keep their values, which a model may look at; `keeps_small` is False for a `ShapeOnlyModule`.
     """

@@ -50,7 +50,7 @@ def training_step(
     name: str | None = None,
     remedies: bool = False,
 ) -> TrainingStep:
-    """Return what a training step costs, without running it: FLOPs, bytes, and the memory of the whole step by kind.
+    """Return the cost of a training step without running it: FLOPs, bytes, and memory by kind.
 
     Forward, loss, backward and optimizer run as one trace on tensors without data, in training mode; of a model that
     is in training mode, modules in eval mode (frozen norms) stay so. The step is
@@ -71,8 +71,8 @@ def training_step(
         accumulate: Batches whose gradients are added up before the optimizer runs.
         set_to_none: Whether gradients are dropped between steps, as `zero_grad()` does, or set to zero.
         target: A device, platform or calibration, or several: how long a step takes there.
-        name: Name of the model in tables; its class unless given.
-        remedies: Whether to try what would make the step smaller; each try is a trace of its own.
+        name: Name of the model in tables; default: its class.
+        remedies: Whether to try ways to reduce the memory; each takes one more trace.
 
     >>> step = training_step(nn.Linear(8, 4), (2, 8), optimizer="sgd")
     >>> step.forward_flops, step.backward_flops  # 2 x 2·8·4; the gradient of the input is not needed
@@ -387,8 +387,8 @@ def fewest_checkpoints(
 ) -> CheckpointChoice:
     """Find few blocks of a model to checkpoint so that a training step fits a budget, and what that costs.
 
-    In each round the blocks that hold most at the peak are added, as few as could be enough; a trace of the whole step
-    then says where its new peak is. Where no other block holds anything at the peak, the answer does not fit.
+    In each round the blocks that hold most at the peak are added, as few as could be enough; then the whole step is
+    traced again. If no other block holds anything at the peak, the result does not fit.
 
     Args:
         model: The model.
