@@ -34,7 +34,7 @@ _SWEEPS = """
 ## Columns of a sweep
 
 `sweep_results.csv` and `sweep_dataframe` have one row per candidate. Columns in **bold** can be limited by a
-constraint, such as `latency_ms <= 20`. The ends of 95 % intervals are columns of their own, such as
+budget, such as `latency_ms <= 20`. The ends of 95 % intervals are columns of their own, such as
 `accuracy_ci95_low` and `accuracy_ci95_high`. The name of another metric replaces `accuracy`.
 
 """
