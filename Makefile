@@ -50,11 +50,12 @@ coverage: $(SYSTEM_READY)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered --show-missing --fail-under 95
 
-## check: ruff and mypy
+## check: ruff, mypy, and whether Python 3.10 has everything that is used
 check: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/vermin --quiet --no-tips --eval-annotations --target=3.10- src
 
 ## docs: the documentation site, in build/site
 docs: $(DEV_READY)
