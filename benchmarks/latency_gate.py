@@ -1,6 +1,6 @@
 """False alarms and misses of the latency gate: one net against itself, and against one that is 5 % slower.
 
-Each trial is what `check(..., baseline=model, max_increase={"latency": "2%"})` does: both nets timed in turn.
+Each trial is what `check(..., baseline=model, max_increase={"latency": "2%"})` does: both models, timed interleaved.
 """
 
 from __future__ import annotations

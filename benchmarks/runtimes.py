@@ -3,7 +3,7 @@
     python benchmarks/runtimes.py [NET ...] [--without PART ...]
 
 Nets are trained briefly on Fashion-MNIST; the weights are kept for the next run. One thread; everything of a net is
-timed in turns in one process with a pinned allocator, and the least CPU time of the blocks counts. Accuracy is of 5000
+interleaved in one process with a pinned allocator, and the least CPU time of the blocks counts. Accuracy is of 5000
 images that no training and no calibration saw, and its change is paired, with Newcombe's interval; that of our int8 in
 ONNX Runtime also against NNCF's. Beside ours stand what others make with the same calibration batches: ONNX Runtime's
 own quantisers with their defaults, LiteRT's tools for a batch of one, and NNCF's, where it is installed (`pip install
@@ -218,7 +218,7 @@ def _input(path: Path) -> str:
 
 
 def rows_of(name: str, found: Data, without: Sequence[str]) -> list[dict[str, Any]]:
-    """Everything that can be made of one net but what is named by a part of its row, scored, and timed in turns."""
+    """Build, score and time (interleaved) all variants of one model, except those named by a part of their row."""
     model = trained(name, found)
     rows: list[dict[str, Any]] = []
     made: dict[str, Made] = {}

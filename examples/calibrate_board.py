@@ -1,4 +1,4 @@
-"""Calibrate this machine, then predict a model here without running it. Takes two minutes; `--seconds 10`, less."""
+"""Calibrate this machine, then predict a model without running it. Takes two minutes; `--seconds 10` is shorter."""
 
 from __future__ import annotations
 

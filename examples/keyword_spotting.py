@@ -1,4 +1,4 @@
-"""Keyword spotting: a 1-D CNN hears which of four whistles is in a second of noise, scored by a metric of its own.
+"""Keyword spotting: a 1-D CNN finds which of four whistles is in a second of noise, scored by its own metric.
 
 Run it: python examples/keyword_spotting.py
 """

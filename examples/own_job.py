@@ -1,4 +1,4 @@
-"""A job of your own for a sweep: here candidates are only profiled, so that the machinery is what you see."""
+"""Sweep with a job of your own: candidates are only profiled, to show the interface."""
 
 from __future__ import annotations
 

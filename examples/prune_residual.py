@@ -1,4 +1,4 @@
-"""Prune a residual CNN of your own: half of its MACs, proved, saved without a pickle, and read again."""
+"""Prune a residual CNN to half of its MACs, prove it, save it without a pickle, and load it again."""
 
 from __future__ import annotations
 

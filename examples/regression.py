@@ -1,4 +1,4 @@
-"""A regression on scikit-learn's diabetes data: how far a network can shrink within an error.
+"""Regression on scikit-learn's diabetes data: how small can a network be within an error limit?
 
 Run it: python examples/regression.py
 """

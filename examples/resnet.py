@@ -1,4 +1,4 @@
-"""A residual network of the usual sizes, written out: something real to profile without another package."""
+"""A residual network of the usual sizes, to profile without another package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A segmentation: discs and squares on noise, scored by the mean intersection over union of three classes.
+"""Segmentation of discs and squares on noise, scored by the mean intersection over union of three classes.
 
 Run it: python examples/segmentation.py
 """

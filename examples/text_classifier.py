@@ -1,4 +1,4 @@
-"""A text classifier with dict batches, as Hugging Face's: is a sentence about the weather, food or travel? By macro F1.
+"""A text classifier with dict batches, as in Hugging Face: is a sentence about weather, food or travel? Macro F1.
 
 Run it: python examples/text_classifier.py
 """

@@ -289,7 +289,7 @@ def _year(board: Board) -> float:
 
 
 def calibrated(trials: Sequence[Trial]) -> Spread:
-    """The spread that makes intervals hold nine times in ten.
+    """Return the spread that gives 90 % intervals.
 
     `noise` and `trust` are those under which the errors, taken as Student t with four degrees of freedom, are most
     likely; the quantile is then read off the errors.

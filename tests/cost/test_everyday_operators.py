@@ -1,4 +1,4 @@
-"""Operators that models use every day and that had no price: out=, views in place, transforms, quantised layers."""
+"""Common operators that once had no cost rule: out=, views in place, transforms, quantized layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two models timed in turn."""
+"""Two models, timed interleaved."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_a_second_run_reruns_nothing(config: RunConfig, done: RunResult) -> None
     again = run(config, done.folder, on_event=events.append)
     assert not [event for event in events if isinstance(event, TrialFinished)]
     assert [same(trial) for trial in again.result.trials] == [same(trial) for trial in done.result.trials]
-    # finalists that other programs disturbed are timed in turns once more; nothing else is
+    # finalists that other programs disturbed are timed interleaved once more; nothing else is
     assert done.result.finals is not None
     assert again.result == done.result or done.result.finals.is_disturbed
     assert (done.folder / "baseline/model.safetensors").stat().st_mtime_ns == weights

@@ -31,7 +31,7 @@ from edge_opt.run.screening import Place, bisect_last, choose_ratio, screen
         (100.0, (0.2, 8)),  # 0.06, and nothing is so gentle
     ],
 )
-def test_what_the_fastest_level_lacks_when_trained_says_how_much_gentler(lack: float, chosen: Place) -> None:
+def test_the_accuracy_drop_after_training_decides_the_smaller_ratio(lack: float, chosen: Place) -> None:
     trained: list[Place] = []
 
     def lacks(place: Place) -> float:
@@ -42,12 +42,12 @@ def test_what_the_fastest_level_lacks_when_trained_says_how_much_gentler(lack: f
     assert found == chosen and trained == [(0.6, 8)]
 
 
-def test_where_nothing_is_gentler_the_fastest_is_offered() -> None:
+def test_without_a_smaller_ratio_the_fastest_is_offered() -> None:
     assert choose_ratio([(0.5, 8)], {8: [0.5]}, lambda place: 3.0) == (0.5, 8)
     assert choose_ratio([], {8: []}, lambda place: 0.0) is None
 
 
-def test_the_boldest_is_found_with_few_looks() -> None:
+def test_the_largest_ratio_is_found_with_few_tries() -> None:
     seen: list[float] = []
 
     def holds(value: float) -> bool:

@@ -259,7 +259,7 @@ def _batch_means(samples: Floats) -> tuple[float, float]:
 def log_batch_minima(samples: Sequence[float]) -> tuple[float, ...]:
     """Return logarithms of the fastest of up to ten consecutive batches; nothing where the clock stood still.
 
-    What was timed in turn has batches of the same moments, so that differences of these are ratios free of drift. They
+    Interleaved times have batches of the same moments, so that differences of these are ratios free of drift. They
     add up along a chain, and the exponential of their mean is a time: ratios of such times are the ratios told. Other
     programs only ever make a block slower, and one variant more than another: the fastest is what the work takes.
     """

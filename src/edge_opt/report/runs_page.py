@@ -187,7 +187,7 @@ def _verdict(runs: Sequence[Run]) -> list[str]:
         )
     elif len(timed) > 1:
         sentences.append(
-            "Each run was timed at another moment. Inside a run, times were compared in turns and may be divided. "
+            "Each run was timed at another moment. Inside a run, interleaved times may be divided. "
             "Between runs, a difference smaller than a machine's drift says nothing."
         )
     scored = [run for run in runs if run.sweep]
