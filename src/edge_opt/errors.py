@@ -86,7 +86,7 @@ class BudgetError(InvalidInput):
     def __init__(self, text: str, position: int, problem: str) -> None:
         # One column per character, so that the caret stands where it belongs.
         shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-        super().__init__(f"cannot read the budget {shown!r}: {problem}\n  {shown}\n  {' ' * position}^")
+        super().__init__(f"invalid budget: {problem}\n  {shown}\n  {' ' * position}^")
         self.text = text
         self.position = position
         self.problem = problem

@@ -146,15 +146,13 @@ def _targets(
     check_one_of("precision", precision, get_args(Precision))
     asked = next((name for name, value in (("runtime", runtime), ("threads", threads)) if value is not None), None)
     if asked and target is None:
-        raise InvalidInput(f"{asked} is of a target, and there is none to predict for; add target=, or drop {asked}")
+        raise InvalidInput(f"{asked}= requires target=, such as target='raspberry-pi-4'; add it, or drop {asked}=")
     if target is not None:
         from edge_opt.boards.targets import resolve_targets
 
         return resolve_targets(target, precision, runtime=runtime, threads=threads)
     if precision != "fp32":
-        raise InvalidInput(
-            f"precision is {precision!r}, and there is no target to predict for; add target=, such as raspberry-pi-4"
-        )
+        raise InvalidInput(f"precision={precision!r} requires target=, such as target='raspberry-pi-4'")
     return ()
 
 

@@ -106,7 +106,7 @@ def test_a_board_of_ones_own_is_asked_by_its_file_and_says_whether_it_fits(
         ({"target": ["pi4", "raspberry-pi-4"]}, InvalidInput, "the target raspberry-pi-4 is given twice"),
         ({"target": "pi4", "precision": "int3"}, InvalidInput, "precision is 'int3'; it must be one of fp32"),
         ({"precision": "int3"}, InvalidInput, "precision is 'int3'"),
-        ({"precision": "int8"}, InvalidInput, "there is no target to predict for; add target="),
+        ({"precision": "int8"}, InvalidInput, "precision='int8' requires target="),
     ],
 )
 def test_wrong_targets_are_refused_before_any_work(options: Any, error: type[Exception], message: str) -> None:

@@ -62,17 +62,17 @@ def test_exit_code_1_when_broken_with_every_broken_line(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("check", "old.json"), "there is no budget: give --budget"),
-        (("check", "old.json", "--baseline", "old.json"), "there is no budget: give --budget"),
+        (("check", "old.json"), "no budget to check; add --budget"),
+        (("check", "old.json", "--baseline", "old.json"), "no budget to check; add --budget"),
         (("check", "old.json", "--budget", "macs <= six"), "expected a number"),
         (("check", "old.json", "--budget", "mcas <= 6"), "closest: macs"),
-        (("check", "old.json", "--max-increase", "macs=5%"), "give --baseline"),
+        (("check", "old.json", "--max-increase", "macs=5%"), "--max-increase requires --baseline"),
         (("check", "old.json", "--budget", "macs <= 6", "--baseline", "gone.json"), "no file"),
-        (("check", "net.py:net", "--budget", "macs <= 6"), "no --input given"),
+        (("check", "net.py:net", "--budget", "macs <= 6"), "needs the shape of each of its inputs"),
         (("check", "old.json", "--budget", "macs <= 6", "--baseline", "other.json"), "schema version 99"),
-        (("check", "old.json", "--budget", "macs <= 6", "--threads", "1"), "add --measure"),
+        (("check", "old.json", "--budget", "macs <= 6", "--threads", "1"), "add --target or a budget on latency"),
         (("check", "old.json", "--budget", "predicted_ms <= 6", "--target", "abacus"), "no device"),
-        (("check", "old.json", "--budget", "macs <= 6", "--precision", "int8"), "no target to predict for"),
+        (("check", "old.json", "--budget", "macs <= 6", "--precision", "int8"), "--precision int8 requires --target"),
         (("compare", "old.json"), "at least two"),
         (("compare", "old.json", "old.json", "--sort", "color"), "cannot sort by 'color'"),
         (("compare", "old.json", "old.json", "--top", "0"), "at least 1"),
@@ -120,12 +120,21 @@ def test_a_wrong_table_is_named(folder: Path, table: str, words: str) -> None:
 
 
 def test_files_for_the_pull_request_and_the_server(folder: Path) -> None:
-    done = run("check", "old.json", "--budget", "macs <= 1", "--markdown", "out/c.md", "--junit", "out/c.xml", "--json")
+    done = run("check", "old.json", "--budget", "macs <= 1", "-o", "out/c.md", "--junit", "out/c.xml", "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["passed"] is False
     assert Path("out/c.md").read_text().startswith("### net: 1 of 1 budget not kept")
     assert 'failures="1"' in Path("out/c.xml").read_text()
     assert "saved to out/c.md" in done.stderr
+    assert run("check", "old.json", "--budget", "macs <= 1", "--markdown", "summary").exit_code == 1
+    assert Path("summary").read_text() == Path("out/c.md").read_text()
+
+
+def test_a_training_budget_is_checked_on_a_model(folder: Path) -> None:
+    # One image through the linear layer alone: 2 FLOPs for each of 10 x 512 weights, in the forward and twice after it.
+    words = ("check", "net.py:net", "-i", "1x3x8x8", "--budget", f"train_flops >= {6 * 10 * 512}", "--optimizer")
+    assert run(*words, "sgd").exit_code == 0
+    assert "no optimizer named 'sdg'; closest: sgd" in run(*words, "sdg").stderr
 
 
 def test_a_model_is_run_when_a_budget_needs_it(folder: Path) -> None:
@@ -190,7 +199,7 @@ def test_compare_finds_candidates_by_label_key_and_role(swept: SweepResult) -> N
         (("run#baseline", "run#prune 9"), "one of: "),
         (("run#baseline", "run#"), "'' is not a candidate of the sweep 'net'"),
         (("run#baseline", "gone#best"), "no file 'gone"),
-        (("run#baseline", "old.json"), "'old.json' is no candidate"),
+        (("run#baseline", "old.json"), "'old.json' is not a candidate"),
         (("run#baseline", "old.json#best"), "not a sweep"),
         (("run#baseline", "run#prune 0.75 int8 onnxruntime"), "has no figures"),
         (("run#baseline", "run#best", "--measure"), "drop --measure"),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import edge_opt
@@ -19,7 +20,7 @@ SOURCE = str(Path(edge_opt.__file__).parents[1])
 def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """A real process, as users start it."""
     return subprocess.run(
-        [sys.executable, "-m", "edge_opt.cli", *arguments],
+        [sys.executable, "-m", "edge_opt", *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,
@@ -58,9 +59,34 @@ def test_help_fits_a_screen_and_shows_examples() -> None:
     assert result.exit_code == 0
     assert "edge-opt profile torchvision:resnet50 -i 1x3x224x224" in result.stdout
     assert len(result.stdout.splitlines()) <= 45
-    of_profile = CliRunner().invoke(app, ["profile", "--help"])
-    assert of_profile.exit_code == 0
-    assert len(of_profile.stdout.splitlines()) <= 50
+
+
+COMMANDS = (
+    "profile check compare sweep run llm devices convert prune calibrate measure-on report train-cost status doctor "
+    "board init"
+).split()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_fits_a_screen_of_40_lines_and_100_columns(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "-h"], env={"COLUMNS": "100"})
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0 and lines[0].startswith("Usage: ")
+    assert len(lines) <= 40 and max(map(len, lines)) <= 100
+    assert any(line.startswith(f"  edge-opt {command}") for line in lines), "an example"
+    assert "Every command" in lines
+    assert all(any(line.startswith(f"  {flag} ") for line in lines) for flag in ("--json", "--trust", "--debug"))
+
+
+def test_there_are_at_most_160_options_and_15_of_a_command() -> None:
+    commands = vars(typer.main.get_command(app))["commands"]
+    assert sorted(commands) == sorted(COMMANDS)
+    options = {
+        name: {param.name for param in command.params if param.param_type_name == "option"}
+        for name, command in commands.items()
+    }
+    assert sum(map(len, options.values())) <= 160
+    assert {name: len(names - {"inputs", "output"}) for name, names in options.items() if len(names) > 17} == {}
 
 
 def test_version() -> None:
@@ -77,7 +103,7 @@ def test_help_does_not_import_torch() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.stdout.endswith("False\n")
-    assert "--input" in result.stdout
+    assert "--inputs" in result.stdout
 
 
 def test_results_go_to_stdout_and_talk_to_stderr(folder: Path) -> None:
@@ -107,8 +133,8 @@ def test_debug_shows_the_traceback(folder: Path, arguments: list[str]) -> None:
 def test_unpriced_operators_fail_on_request_only(folder: Path) -> None:
     priced, unpriced = (["profile", f"{folder / 'net.py'}:Net(width={width})", "-i", "5x4"] for width in (4, 5))
     assert CliRunner().invoke(app, unpriced).exit_code == 0
-    assert CliRunner().invoke(app, [*priced, "--fail-on-unpriced"]).exit_code == 0
-    result = CliRunner().invoke(app, [*unpriced, "--fail-on-unpriced"])
+    assert CliRunner().invoke(app, [*priced, "--strict"]).exit_code == 0
+    result = CliRunner().invoke(app, [*unpriced, "--strict"])
     assert result.exit_code == 1
     assert "1 operator unpriced: aten.linalg_matrix_exp" in result.stdout
     assert "unpriced operators: 1" in result.stderr

@@ -46,7 +46,7 @@ def test_costs_on_nodes_need_a_file_with_nodes(path: str, tmp_path: Path) -> Non
     assert "c.onnx" in found.stderr and ".onnx as the model" in found.stderr
 
 
-@pytest.mark.parametrize("command", [["prune", "--ratio", "0.5"], ["export"]])
+@pytest.mark.parametrize("command", [["prune", "--ratio", "0.5"], ["convert"]])
 def test_what_needs_the_model_itself_says_so(path: str, tmp_path: Path, command: list[str]) -> None:
     found = RUN.invoke(app, [command[0], path, *command[1:], "-o", str(tmp_path / "out.onnx")])
     assert found.exit_code == 2, found.stderr
@@ -99,7 +99,7 @@ def test_commands_on_files_work_or_say_what_to_do(path: str, exported: str, tmp_
         (["devices", path], "-t NAME"),
         (["devices", exported], "-t NAME"),
         (["prune", exported, "--ratio", "0.5", "-o", str(tmp_path / "out.pt2")], "give the model's source"),
-        (["quantize", flat, "--random-calibration", "-o", str(tmp_path / "out")], "give the model's source"),
+        (["convert", flat, "-c", "random", "-o", str(tmp_path / "out")], "give the model's source"),
         (["report", flat], "no file"),
     ]:
         found = RUN.invoke(app, command)

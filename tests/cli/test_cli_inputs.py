@@ -1,4 +1,4 @@
-"""Inputs as they are typed: shapes, names, dtypes, batch and keywords."""
+"""Inputs as they are typed: shapes, names, dtypes, batch, values and references."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from edge_opt.errors import InvalidInput
     ],
 )
 def test_the_grammar_of_an_input(text: str, name: str | None, spec: eo.InputSpec) -> None:
-    found = read_arguments([text], [], None)
+    found = read_arguments([text])
     assert found.has_inputs
     assert (found.positional, found.named) == (([], {name: spec}) if name else ([spec], {}))
 
 
 def test_inputs_keep_their_order() -> None:
-    found = read_arguments(["1x2", "mask:3", "4x5"], ["flag=true"], None)
+    found = read_arguments(["1x2", "flag=true", "mask:3", "4x5"])
     assert [spec.shape for spec in found.positional] == [(1, 2), (4, 5)]
     assert list(found.named) == ["mask", "flag"]
 
 
 def test_batch_replaces_the_first_dimension_of_every_input() -> None:
-    found = read_arguments(["1x3x8", "mask:1x8:bool", "step:scalar"], [], batch=16)
+    found = read_arguments(["1x3x8", "mask:1x8:bool", "step:scalar"], batch=16)
     assert found.positional[0].shape == (16, 3, 8)
     assert found.named["mask"].shape == (16, 8)
     assert found.named["step"].shape == ()
@@ -58,42 +58,41 @@ def test_batch_replaces_the_first_dimension_of_every_input() -> None:
     ],
 )
 def test_keywords_are_json_or_python_literals(text: str, value: object) -> None:
-    found = read_arguments([], [text], None)
+    found = read_arguments([text])
     assert list(found.named.values()) == [value]
     assert not found.has_inputs
 
 
 @pytest.mark.parametrize(
-    ("inputs", "kwargs", "batch", "sentence"),
+    ("inputs", "batch", "sentence"),
     [
-        (["0x3"], [], None, "--input '0x3'"),
-        (["-1x3"], [], None, "--input '-1x3'"),
-        (["1x3xa"], [], None, "--input '1x3xa'"),
-        (["1x3.5"], [], None, "--input '1x3.5'"),
-        (["1,3,8"], [], None, "[NAME:]DIMxDIM"),
-        (["1xx3"], [], None, "--input '1xx3'"),
-        (["image"], [], None, "--input 'image'"),
-        ([""], [], None, "--input ''"),
-        (["1x3:"], [], None, "--input '1x3:'"),
-        (["a:1:int64:b"], [], None, "cannot be read"),
-        (["2a:1x3:int64"], [], None, "cannot be read"),
-        (["1x3:flout32"], [], None, "--input '1x3:flout32': unknown dtype 'flout32'; use a torch name such as float32"),
-        (["1x3:nn"], [], None, "unknown dtype 'nn'"),
-        (["a:1x3", "a:1x4"], [], None, "the argument 'a' is given twice"),
-        (["a:1x3"], ["a=1"], None, "the argument 'a' is given twice"),
-        (["1x3"], ["a"], None, "--kwarg 'a'"),
-        (["1x3"], ["1=2"], None, "--kwarg '1=2'"),
-        (["1x3"], ["x=a=b"], None, "'a=b' is neither JSON nor a Python literal"),
-        (["1x3"], ["mode=fast"], None, "put quotes around text: --kwarg \"mode='fast'\""),
-        (["1x3"], ["x=__import__('os')"], None, "is neither JSON nor a Python literal"),
-        (["1x3"], ["size=[7, 7]"], None, "would be taken for the shape of a tensor"),
-        (["1x3"], [], 0, "--batch is 0; it must be at least 1"),
-        (["1x3"], [], -4, "--batch is -4; it must be at least 1"),
+        (["0x3"], None, "--inputs '0x3'"),
+        (["-1x3"], None, "--inputs '-1x3'"),
+        (["1x3xa"], None, "--inputs '1x3xa'"),
+        (["1x3.5"], None, "--inputs '1x3.5'"),
+        (["1,3,8"], None, "[NAME:]DIMxDIM"),
+        (["1xx3"], None, "--inputs '1xx3'"),
+        (["image"], None, "--inputs 'image'"),
+        ([""], None, "--inputs ''"),
+        (["1x3:"], None, "--inputs '1x3:'"),
+        (["a:1:int64:b"], None, "cannot be read"),
+        (["2a:1x3:int64"], None, "cannot be read"),
+        (["1x3:flout32"], None, "--inputs '1x3:flout32': unknown dtype 'flout32'; use a torch name such as float32"),
+        (["1x3:nn"], None, "unknown dtype 'nn'"),
+        (["a:1x3", "a:1x4"], None, "the argument 'a' is given twice"),
+        (["a:1x3", "a=1"], None, "the argument 'a' is given twice"),
+        (["1x3", "1=2"], None, "--inputs '1=2'"),
+        (["1x3", "x=a=b"], None, "'a=b' is neither JSON nor a Python literal"),
+        (["1x3", "mode=fast"], None, "put quotes around text: --inputs \"mode='fast'\""),
+        (["1x3", "x=__import__('os')"], None, "is neither JSON nor a Python literal"),
+        (["1x3", "size=[7, 7]"], None, "would be taken for a shape"),
+        (["1x3", "net.py:make"], None, "drop --batch and the other --inputs"),
+        (["net.py:make"], 4, "drop --batch and the other --inputs"),
+        (["1x3"], 0, "--batch is 0; it must be at least 1"),
+        (["1x3"], -4, "--batch is -4; it must be at least 1"),
     ],
 )
-def test_a_mistake_says_exactly_what_is_wrong(
-    inputs: list[str], kwargs: list[str], batch: int | None, sentence: str
-) -> None:
+def test_a_mistake_says_exactly_what_is_wrong(inputs: list[str], batch: int | None, sentence: str) -> None:
     with pytest.raises(InvalidInput) as refusal:
-        read_arguments(inputs, kwargs, batch)
+        read_arguments(inputs, batch)
     assert sentence in str(refusal.value)

@@ -52,7 +52,7 @@ def test_several_stand_side_by_side(configuration: str) -> None:
 
 
 def test_what_does_not_fit_may_fail_a_build(configuration: str) -> None:
-    arguments = ["llm", configuration, "-t", "raspberry-pi-5", "-c", "64", "-p", "8", "--fail-on-unfit"]
+    arguments = ["llm", configuration, "-t", "raspberry-pi-5", "-c", "64", "-p", "8", "--strict"]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert CliRunner().invoke(app, [*arguments, "--ram", "0.00001"]).exit_code == 1
 

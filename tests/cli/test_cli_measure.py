@@ -19,12 +19,11 @@ def run(*words: str) -> tuple[int, str, str]:
 
 
 def test_measured_figures_stand_beside_the_estimates() -> None:
-    code, out, err = run(*MODEL, *SHORT, "--power-watts", "5")
+    code, out, err = run(*MODEL, *SHORT)
     assert code == 0, err
     assert "Time" in out.splitlines()[0]
-    for label in ("Compute", "Latency", "Layers", "Measured", "Energy"):
+    for label in ("Compute", "Latency", "Layers", "Measured"):
         assert any(line.startswith(label) for line in out.splitlines()), label
-    assert "a proxy" in out
 
 
 def test_json_has_the_samples_and_their_environment() -> None:
@@ -51,8 +50,8 @@ def test_layers_can_be_sorted_by_time() -> None:
     [
         (["--threads", "2"], "add --measure"),
         (["--sort", "time"], "cannot sort by time: layers were not measured"),
-        (["--measure", "--min-time", "0"], "min_time_s is 0"),
-        (["--measure", "--threads", "0"], "threads is 0"),
+        (["--measure", "--min-time", "0"], "--min-time is 0"),
+        (["--measure", "--threads", "0"], "--threads is 0"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], sentence: str) -> None:

@@ -62,7 +62,7 @@ def test_inputs_by_order_name_and_dtype(model: str) -> None:
 
 def test_batch_and_keywords(model: str) -> None:
     assert totals(model, "-i", "1x5:int64", "--batch", "7")["macs"] == 7 * 5 * LINEARS
-    assert totals(model, "-i", "1x5:int64", "--kwarg", "repeat=4")["macs"] == 4 * 5 * LINEARS
+    assert totals(model, "-i", "1x5:int64", "-i", "repeat=4")["macs"] == 4 * 5 * LINEARS
 
 
 def test_json_is_the_document_that_save_writes(model: str, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_an_exported_program_needs_no_input(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(nn.Linear(4, 3).eval(), (torch.zeros(2, 4),)), path)
     result = invoke(str(path), "--trust")
     assert result.exit_code == 0
-    assert result.stderr == "no --input given: using the inputs that the program was exported with\n"
+    assert result.stderr == "without --inputs: using those that the program was exported with\n"
     assert totals(str(path), "-i", "2x4", "--trust")["macs"] == 2 * 4 * 3
     wrong = invoke(str(path), "-i", "3x4", "--trust")
     assert wrong.exit_code == 2
@@ -131,8 +131,8 @@ def test_an_exported_program_needs_no_input(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "no --input given: Net needs the shape of each of its inputs; write [NAME:]DIMxDIM"),
-        (["--kwarg", "repeat=2"], "no --input given"),
+        ([], "Net needs the shape of each of its inputs; add -i [NAME:]DIMxDIM"),
+        (["-i", "repeat=2"], "Net needs the shape of each of its inputs"),
         (["-i", "0x5:int64"], "has the dimension 0"),
         (["-i", "2x5:int64", "--batch", "0"], "--batch is 0; it must be at least 1"),
         (["-i", "2x5:int63"], "unknown dtype 'int63'"),

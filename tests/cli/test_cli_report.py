@@ -62,7 +62,7 @@ def test_a_run_with_one_file_is_enough(name: str, run: Path, tmp_path: Path) -> 
 
 def test_one_profile_or_one_sweep_is_taken_too(run: Path, tmp_path: Path) -> None:
     output = tmp_path / "deep" / "p.html"
-    done = report(run / "profile.json", "-o", output, "--device", "raspberry-pi-5", "--title", "Mine")
+    done = report(run / "profile.json", "-o", output, "--target", "raspberry-pi-5", "--title", "Mine")
     assert (done.exit_code, done.stdout) == (0, f"{output}\n")
     data = data_of(output)
     assert data["title"] == "Mine"
@@ -123,7 +123,7 @@ def test_a_device_that_nobody_knows_is_refused(run: Path) -> None:
 
 def test_without_plotly_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(html, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"pip install 'edge-opt\[report\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[report\]'"):
         eo.profile(SmallCNN(), (1, 1, 28, 28)).save(tmp_path / "x.html")
     assert not list(tmp_path.iterdir())
 

@@ -69,7 +69,7 @@ def test_trust_opens_the_file(program: Path) -> None:
         "check NET -i 4x8 --budget macs<=200",
         "report NET",
         "train-cost NET -i 4x8",
-        "quantize NET -i 4x8 --random-calibration -o FOLDER/out",
+        "convert NET -i 4x8 -c random -o FOLDER/out",
         "board NET -i 4x8",
         "sweep NET -i 4x8 -o FOLDER/out",
     ],
@@ -80,7 +80,7 @@ def test_every_command_refuses_it_without_trust(command: str, program: Path, mar
     assert (refused.exit_code, mark.exists()) == (2, False), refused.output
 
 
-@pytest.mark.parametrize("command", ["profile", "compare", "check", "report", "train-cost", "quantize", "sweep", "run"])
+@pytest.mark.parametrize("command", ["profile", "compare", "check", "report", "train-cost", "convert", "sweep", "run"])
 def test_commands_that_open_models_take_trust(command: str) -> None:
     assert "--trust" in CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
 

@@ -129,7 +129,7 @@ def test_without_the_onnx_package_the_command_that_installs_it_is_named(
     gemm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(MissingExtra, match=r"reading an \.onnx file needs onnx.*pip install 'edge-opt\[onnx\]'"):
+    with pytest.raises(MissingExtra, match=r"reading an \.onnx file needs onnx.*pip install '\.\[onnx\]'"):
         load_onnx(gemm)
 
 

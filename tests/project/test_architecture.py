@@ -19,7 +19,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
     "errors text units records _support trace cost model_files loading measuring calibration boards profiling "
     "training_steps serving model_comparison budgets data quantization tasks pruning runtimes explanation compress "
-    "search report run trainer_callbacks pytest_plugin cli"
+    "search report run trainer_callbacks pytest_plugin cli __main__"
 ).split()
 OLDER_APIS = {"model", "hardware", "metrics", "stream", "evaluation", "utils"}
 BASE = {"errors", "text", "units", "records", "_support"}
@@ -40,6 +40,7 @@ REPORT_ASKS = {"boards", "budgets"}
 # The same thing in two packages: both APIs have a table, a configuration and energies; a sweep is searched and run.
 NATURAL_PARALLELS = {
     "__init__.py",
+    "__main__.py",
     "hardware.py",
     "checks.py",
     "config.py",

@@ -154,7 +154,7 @@ def _written(tmp_path: Path, content: str | bytes) -> Path:
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableProfile, match=r"no file '.*nothing\.json'; profile\.save"):
+    with pytest.raises(UnreadableProfile, match=r"no file '.*nothing\.json'; `edge-opt profile -o"):
         eo.load(tmp_path / "nothing.json")
     with pytest.raises(UnreadableProfile, match="cannot read"):
         eo.load(tmp_path)

@@ -181,7 +181,7 @@ def test_init_writes_a_configuration_and_never_over_one(tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout.strip()) == (0, str(path))
     path.write_text("epochs: 1\n")
     refused = CliRunner().invoke(app, ["init", str(path)])
-    assert refused.exit_code == 2 and "is there already" in refused.output
+    assert refused.exit_code == 2 and "exists; choose another name" in refused.output
     assert path.read_text() == "epochs: 1\n"
     assert CliRunner().invoke(app, ["init", str(path), "--force"]).exit_code == 0
     assert path.read_text() == template()
@@ -260,9 +260,9 @@ def test_the_scripts_call_the_command(script: str, tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (["--prune", "half"], "--prune is 'half'; write shares such as"),
-        (["-i", "1x3x8x8", "-i", "1x3"], "--input is the batch that is timed, one shape"),
-        (["--precision", "int4"], "precisions[0] is 'int4'; it should be 'fp32'"),
-        (["--keep", "latency_mss <= 5"], "unknown metric 'latency_mss'; closest: latency_ms"),
+        (["-i", "1x3x8x8", "-i", "1x3"], "--inputs is the shape of the batch to time"),
+        (["--precision", "int4"], "--precision is 'int4'; it should be 'fp32'"),
+        (["--budget", "latency_mss <= 5"], "unknown metric 'latency_mss'; closest: latency_ms"),
     ],
 )
 def test_wrong_use_of_a_sweep_is_one_sentence_and_exit_2(tmp_path: Path, words: list[str], sentence: str) -> None:

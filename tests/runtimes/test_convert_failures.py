@@ -87,7 +87,7 @@ def test_a_missing_package_comes_with_the_command(
     package: str, runtime: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtra, match=rf"needs? {package}.*pip install 'edge-opt\[{extra}\]'"):
+    with pytest.raises(MissingExtra, match=rf"needs? {package}.*pip install '\.\[{extra}\]'"):
         compress.convert(SmallCNN(), SHAPE, "fp32", runtime)
 
 

@@ -31,7 +31,7 @@ def test_a_missing_runtime_comes_with_the_command(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, module.partition(".")[0], None)
-    with pytest.raises(MissingExtra, match=rf"needs {package}.*pip install 'edge-opt\[{runtime}\]'"):
+    with pytest.raises(MissingExtra, match=rf"needs {package}.*pip install '\.\[{runtime}\]'"):
         compress.convert(Residual(), SHAPE, "fp32", runtime)
 
 

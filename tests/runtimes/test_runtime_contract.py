@@ -96,7 +96,7 @@ def test_a_missing_package_comes_with_the_command(
         monkeypatch.setitem(sys.modules, name, None)
     file = tmp_path / f"model.{runtime.suffix}"
     file.write_bytes(b"")
-    with pytest.raises(MissingExtra, match=rf"pip install 'edge-opt\[{runtime.extra}\]'"):
+    with pytest.raises(MissingExtra, match=rf"pip install '\.\[{runtime.extra}\]'"):
         compress.open_runner(file, runtime.name)
 
 

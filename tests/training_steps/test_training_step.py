@@ -355,7 +355,8 @@ def test_the_command_prints_and_saves(tmp_path: Path) -> None:
     assert "36 of 36 parameters get a gradient" in done.output
     assert json.loads(files[0].read_text())["forward_flops"] == 2 * 2 * 8 * 4
     assert "<svg" in files[1].read_text()
-    assert CliRunner().invoke(app, [*arguments, "--budget-mb", "0.0001"]).exit_code == 1
+    assert CliRunner().invoke(app, [*arguments, "--budget", "train_peak_memory_mb <= 0.0001"]).exit_code == 1
+    assert CliRunner().invoke(app, [*arguments, "--budget-mb", "0.0001"]).exit_code == 1  # the former name
     assert CliRunner().invoke(app, [*arguments, "--optimizer", "sdg"]).exit_code == 2
 
 

@@ -21,10 +21,10 @@ def missing_extra(what: str, package: str, extra: str, why: str = "") -> Missing
         why: What is wrong with it where it is there but broken.
 
     >>> print(missing_extra("charts need", "matplotlib", "plots"))
-    charts need matplotlib, which is not installed; run `pip install 'edge-opt[plots]'`
+    charts need matplotlib, which is not installed; run `pip install '.[plots]'` in a clone of edge-opt
     """
     state = f"cannot be imported ({why})" if why else "is not installed"
-    return MissingExtra(f"{what} {package}, which {state}; run `pip install 'edge-opt[{extra}]'`")
+    return MissingExtra(f"{what} {package}, which {state}; run `pip install '.[{extra}]'` in a clone of edge-opt")
 
 
 def import_optional(module: str, what: str, extra: str, package: str | None = None) -> Any:

@@ -264,12 +264,12 @@ def parse_increase(text: str, metrics: Mapping[str, Metric[Any]] = PROFILE_METRI
 
 def _unknown_metric(name: str, metrics: Mapping[str, Metric[Any]]) -> str:
     """Return the message for a name that is not a metric: the closest ones, or that it lacks its unit."""
-    usual = ("macs", "params", "latency_ms", "peak_memory_mb", "size_mb", "energy_j", "accuracy", "accuracy_drop")
+    usual = "macs params latency_ms peak_memory_mb size_mb energy_j accuracy accuracy_drop train_peak_memory_mb".split()
     some = ", ".join(known for known in usual if known in metrics)
     if not name:
         return f"expected the name of a metric, such as {some}"
     with_unit = [metric.name for metric in metrics.values() if metric.family == name]
-    close = with_unit or get_close_matches(name.lower(), metrics, n=3, cutoff=0.5)
+    close = with_unit or get_close_matches(name.lower(), metrics, n=2, cutoff=0.5)
     return f"unknown metric {name!r}; {'closest: ' + ', '.join(close) if close else 'metrics are ' + some}"
 
 

@@ -141,7 +141,7 @@ def _undecided_reason(metric: Metric[ModelProfile], profile: ModelProfile) -> st
 
 def _hint(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
     if metric.is_measured:
-        return "profile with measure=True, or --measure"
+        return "profile with --measure, or measure=True in Python"
     if metric.is_trained:
         return "check the model itself: a saved profile has no training step"
     if not metric.is_predicted:
@@ -149,7 +149,7 @@ def _hint(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
     prediction = profile.prediction
     if prediction is not None and prediction.seconds is None:
         return f"{prediction.target} gives no time: {next(iter(prediction.remarks), 'a figure is missing')}"
-    return "profile with target=…, or --target"
+    return "add --target, or target= in Python"
 
 
 def _top_contributors(
@@ -271,9 +271,8 @@ def _refuse_without_target(on_target: Mapping[str, Any]) -> None:
     changed = [name for name, value in on_target.items() if value not in ("fp32", None)]
     if changed:
         raise InvalidInput(
-            f"{changed[0]} is {on_target[changed[0]]!r}, and there is no target to predict for; "
-            "add target= (--target). Memory in another precision is "
-            "eo.fit_batch(model, inputs, memory_limit_mb=..., precision=...)"
+            f"{changed[0]}={on_target[changed[0]]!r} requires target=, such as target='raspberry-pi-4'. Memory in "
+            "another precision: eo.fit_batch(model, inputs, memory_limit_mb=..., precision=...)"
         )
 
 

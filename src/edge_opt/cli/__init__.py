@@ -12,12 +12,11 @@ try:
     import typer
     from typer import Option
 
-    from edge_opt.cli.compare_commands import check, compare
-    from edge_opt.cli.compress_commands import export, prune, quantize
     from edge_opt.cli.device_commands import board, calibrate, devices, doctor, measure_on
     from edge_opt.cli.profile_commands import llm, profile, train_cost
     from edge_opt.cli.run_commands import SeveralSeeds, init, report, run, status, sweep
-    from edge_opt.cli.shell import Shell, run_to_the_end
+    from edge_opt.cli.shell import Command, Debug, Json, Shell, Trust, run_to_the_end
+    from edge_opt.cli.variant_commands import check, compare, convert, prune
 except KeyboardInterrupt:  # while the program is still being read
     sys.stderr.write("interrupted; nothing was begun\n")
     raise SystemExit(130) from None
@@ -44,7 +43,9 @@ def edge_opt(
     version: Annotated[
         bool, Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
-    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error; every command takes it.")] = False,
+    json: Json = False,
+    trust: Trust = False,
+    debug: Debug = False,
 ) -> None:
     """Show what a PyTorch model costs on limited hardware, and find the variant that fits.
 
@@ -60,24 +61,28 @@ def edge_opt(
     """
 
 
-app.command("run", short_help="Train, sweep and export the best variant; resumes.", cls=SeveralSeeds)(run)
-app.command("init", short_help="Write a commented configuration for a run.")(init)
-app.command("sweep", short_help="Try pruning, precisions and runtimes on a trained model.")(sweep)
-app.command("status", short_help="Show how far a sweep is, and the best so far.")(status)
-app.command("report", short_help="Write one HTML page of a run or a profile.")(report)
-app.command("profile", short_help="Show what each layer costs, from shapes alone.")(profile)
-app.command("train-cost", short_help="Show what a training step costs, and its memory.")(train_cost)
-app.command("llm", short_help="Predict memory and tokens per second of a language model.")(llm)
-app.command("compare", short_help="Show what differs between models, layer by layer.")(compare)
-app.command("check", short_help="Check budgets; the exit code says whether they hold.")(check)
-app.command("devices", short_help="List devices, every figure with its source.")(devices)
-app.command("board", short_help="Fit a board of your own to a few measured times.")(board)
-app.command("calibrate", short_help="Measure this machine, to predict any model on it.")(calibrate)
-app.command("measure-on", short_help="Time an ONNX file on a board.")(measure_on)
-app.command("prune", short_help="Remove channels and heads, and prove the result.")(prune)
-app.command("quantize", short_help="Convert to int8, and show what really runs in it.")(quantize)
-app.command("export", short_help="Write a file for a runtime, and compare its outputs.")(export)
-app.command("doctor", short_help="Describe this machine, its meters and its noise.")(doctor)
+_COMMANDS = (
+    (run, "Train, sweep and export the best variant; resumes."),
+    (init, "Write a commented configuration for a run."),
+    (sweep, "Try pruning, precisions and runtimes on a trained model."),
+    (status, "Show how far a sweep is, and the best candidate so far."),
+    (report, "Write one HTML page of a run or a profile."),
+    (profile, "Show what each layer costs, from shapes alone."),
+    (train_cost, "Show what a training step costs, and its memory."),
+    (llm, "Predict memory and tokens per second of a language model."),
+    (compare, "Show what differs between models, layer by layer."),
+    (check, "Check budgets; the exit code says whether they hold."),
+    (convert, "Write a model for a runtime and precision, and verify it."),
+    (prune, "Remove channels and heads, and verify the result."),
+    (devices, "List devices, every figure with its source."),
+    (board, "Fit a board of your own to a few measured times."),
+    (calibrate, "Measure this machine, to predict any model on it."),
+    (measure_on, "Time an ONNX or TFLite file on a board."),
+    (doctor, "Describe this machine, its meters and its noise."),
+)
+for _function, _summary in _COMMANDS:
+    _name = _function.__name__.replace("_", "-")
+    app.command(_name, short_help=_summary, cls=SeveralSeeds if _function is run else Command)(_function)
 
 
 def main() -> None:

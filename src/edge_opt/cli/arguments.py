@@ -18,7 +18,7 @@ from edge_opt import units
 from edge_opt._support.progress import report_progress, stderr_console
 from edge_opt.cli.shell import print_status
 from edge_opt.errors import InvalidInput, first_line
-from edge_opt.loading import FORMS, Loaded, find_object, load_model, parse_reference
+from edge_opt.loading import Loaded, find_object, load_model, parse_reference
 
 if TYPE_CHECKING:
     from edge_opt.records.profiles import ModelProfile
@@ -26,38 +26,53 @@ if TYPE_CHECKING:
 
 
 GRAMMAR = "[NAME:]DIMxDIMx...[:DTYPE], such as 1x3x224x224 or ids:1x128:int64"
-INPUTS_FORM = (
-    "file.py:NAME or package.module:NAME, the inputs as eo.profile takes them, or a function that returns them"
-)
 FORM = "file.py:NAME or package.module:NAME, a loader, a list of batches, or a function that returns one"
 
-ModelArgument = Annotated[str, Argument(metavar="MODEL", help=f"{FORMS}; arguments as 'factory(width=2)'.")]
-Inputs = Annotated[list[str] | None, Option("--input", "-i", metavar="SHAPE", help=f"{GRAMMAR}.")]
-InputsRef = Annotated[
-    str | None, Option("--inputs", metavar="REF", help="Inputs of any kind, or their maker: file.py:NAME.")
-]
-Batch = Annotated[int | None, Option("--batch", "-b", help="First dimension of every input.")]
-Keywords = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="An argument that is not a tensor.")]
-Runtime = Annotated[
-    str | None, Option(metavar="NAME", help="Runtime on the target, such as ncnn; by default the best-known one.")
-]
-Target = Annotated[
-    str | None,
-    Option("--target", "-t", metavar="NAME", help="Predict for a device, a platform, a calibration or host."),
-]
-Targets = Annotated[
+MODEL_FORMS = (
+    "torchvision:NAME, timm:NAME, hf:ORG/NAME, net.py:Net, 'net.py:Net(width=2)', pkg.module:factory, or a .onnx, "
+    ".tflite or .pt2 file"
+)
+
+
+def option(default: Any, names: str, help: str) -> Any:  # noqa: A002  # as typer calls it
+    """Return an option by its default, its names and its value as the help shows them, "-n, --top N", and its help.
+
+    Without a name, `typer` takes that of the parameter; without a value it is a flag.
+    """
+    words = names.replace(",", "").split()
+    flags = [word for word in words if word.startswith("-")]
+    return Option(default, *flags, metavar=None if words == flags else words[-1], help=help)
+
+
+ModelArgument = Annotated[str, Argument(metavar="MODEL", help=f"{MODEL_FORMS}.")]
+Inputs = Annotated[
     list[str] | None,
-    Option("--target", "-t", metavar="NAME", help="A device, platform, calibration or host; several: side by side."),
+    Option(
+        "--inputs",
+        "-i",
+        metavar="INPUT",
+        help="Shape 1x3x224x224 or ids:1x128:int64, a value such as scale=2, or file.py:NAME, the inputs or a "
+        "function that returns them.",
+    ),
 ]
-Threads = Annotated[int | None, Option(help="Threads to measure with, and of the runtime on the target.")]
-MinTime = Annotated[float, Option(metavar="S", help="Least seconds to measure.")]
-Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
+Batch = Annotated[int | None, Option("--batch", "-b", metavar="N", help="First dimension of every input.")]
+Runtime = Annotated[
+    str | None, Option(metavar="NAME", help="Its runtime, such as ncnn. Default: the one with the most accurate data.")
+]
+TargetPrecision = Annotated[str, Option(metavar="NAME", help="Its precision: fp32, fp16, bf16, int8 or int4.")]
+_TARGET = "Predict for a device, platform, calibration file or host"
+Target = Annotated[str | None, Option("--target", "-t", metavar="NAME", help=f"{_TARGET}.")]
+Targets = Annotated[list[str] | None, Option("--target", "-t", metavar="NAME", help=f"{_TARGET}; repeatable.")]
+Threads = Annotated[int | None, Option(metavar="N", help="Threads here, and of the runtime on the target.")]
+MinTime = Annotated[float, Option(metavar="S", help="Shortest measurement in seconds.")]
 RecordFiles = Annotated[
     list[Path] | None, Option("--output", "-o", metavar="FILE", help="Save as .json, .html, .md or .txt.")
 ]
 
 # A shape starts with a digit and a name does not; the dimensions of a scalar are the word itself.
 _INPUT = re.compile(r"(?:(?P<name>[^\W\d]\w*):)?(?P<dims>scalar|-?\d[^:]*)(?::(?P<dtype>[^:]+))?")
+_VALUE = re.compile(r"[^\W\d]\w*\s*=.*", re.DOTALL)
+_REFERENCE = re.compile(r"[^:]+:[^\W\d]\w*")
 _SEPARATOR = re.compile(f"[xX{units.TIMES}]")
 
 
@@ -70,38 +85,39 @@ class Arguments(NamedTuple):
     batch: int | None = None  # still to be applied, to the inputs of an exported program
 
 
-def read_arguments(
-    inputs: Sequence[str], kwargs: Sequence[str], batch: int | None, inputs_ref: str | None = None
-) -> Arguments:
+def read_arguments(inputs: Sequence[str], batch: int | None = None) -> Arguments:
     """Read the arguments of one call; `batch` replaces the first dimension of every input.
 
-    >>> read_arguments(["1x3x8x8", "mask:1x8:bool"], ["scale=2"], batch=4).named
+    >>> read_arguments(["1x3x8x8", "mask:1x8:bool", "scale=2"], batch=4).named
     {'mask': InputSpec(shape=(4, 8), dtype='bool'), 'scale': 2}
     """
     if batch is not None and batch < 1:
         raise InvalidInput(f"--batch is {batch}; it must be at least 1")
-    if inputs_ref is not None and (inputs or batch is not None):
-        raise InvalidInput(f"--inputs {inputs_ref!r} makes every input; drop --input and --batch")
+    values = [text for text in inputs if _VALUE.fullmatch(text)]
+    tensors = [text for text in inputs if text not in values]
+    references = [text for text in tensors if not _INPUT.fullmatch(text) and _REFERENCE.fullmatch(text)]
+    if references and (len(tensors) > 1 or batch is not None):
+        raise InvalidInput(f"--inputs {references[0]} makes every input; drop --batch and the other --inputs")
     positional: list[Any] = []
     named: dict[str, Any] = {}
-    if inputs_ref is not None:
-        positional, named = _referenced_inputs(inputs_ref)
-    for text in inputs:
+    if references:
+        positional, named = _referenced_inputs(references[0])
+    for text in tensors if not references else ():
         name, spec = _input(text, batch)
         if name is None:
             positional.append(spec)
         else:
             _add(named, name, spec)
-    for text in kwargs:
+    for text in values:
         _add(named, *_keyword(text))
-    return Arguments(positional, named, bool(inputs) or inputs_ref is not None, None if inputs else batch)
+    return Arguments(positional, named, bool(tensors), None if tensors else batch)
 
 
 def _referenced_inputs(reference: str) -> tuple[list[Any], dict[str, Any]]:
     """Return the inputs that a reference names: a dict by name, a list or tuple in order, anything else alone."""
-    value = named_object(reference, f"--inputs {reference!r} names no inputs; write {INPUTS_FORM}")
+    value = named_object(reference, f"--inputs {reference} cannot be read; write file.py:NAME or {GRAMMAR}")
     if callable(value):
-        value = _called(value, f"--inputs {reference!r}")
+        value = _called(value, f"--inputs {reference}")
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return [], dict(value)
     is_shape = isinstance(value, (list, tuple)) and all(type(item) is int for item in value)
@@ -135,22 +151,17 @@ class LoadedCall(NamedTuple):
 
 @contextmanager
 def loaded_call(
-    reference: str,
-    inputs: Sequence[str] | None = None,
-    kwargs: Sequence[str] | None = None,
-    batch: int | None = None,
-    inputs_ref: str | None = None,
-    usual_input: str | None = None,
+    reference: str, inputs: Sequence[str] | None = None, batch: int | None = None, usual_input: str | None = None
 ) -> Iterator[LoadedCall]:
     """Load a model and read the arguments of its call. What the user's code prints inside goes to stderr.
 
     Without any input, a file's own inputs are used; a model that is not a file then takes `usual_input`.
     """
     with redirect_stdout(sys.stderr):
-        arguments = read_arguments(inputs or [], kwargs or [], batch, inputs_ref)
+        arguments = read_arguments(inputs or [], batch)
         loaded = load_model(reference)
         if not arguments.has_inputs and loaded.example is None and usual_input is not None:
-            arguments = read_arguments([usual_input], kwargs or [], batch)
+            arguments = read_arguments([usual_input, *(inputs or [])], batch)
         positional, named = _with_example(arguments, loaded)
         yield LoadedCall(loaded.model, loaded.name, positional or None, named)
 
@@ -161,10 +172,10 @@ def _with_example(arguments: Arguments, loaded: Loaded) -> tuple[list[Any], dict
         return arguments.positional, arguments.named
     batch = arguments.batch
     if loaded.example is None and batch is not None:
-        raise InvalidInput("--batch replaces the first dimension of each --input, and there is none; add --input")
+        raise InvalidInput("--batch replaces the first dimension of each input, and there is none; add -i SHAPE")
     if loaded.example is None:
-        raise InvalidInput(f"no --input given: {loaded.name} needs the shape of each of its inputs; write {GRAMMAR}")
-    print_status("no --input given: using the inputs that the program was exported with")
+        raise InvalidInput(f"{loaded.name} needs the shape of each of its inputs; add -i {GRAMMAR}")
+    print_status("without --inputs: using those that the program was exported with")
     positional, named = list(loaded.example[0]), {**loaded.example[1], **arguments.named}
     if batch is None:
         return positional, named
@@ -200,29 +211,27 @@ def _input(text: str, batch: int | None) -> tuple[str | None, InputSpec]:
             raise ValueError(text)
         shape = () if parts["dims"] == "scalar" else tuple(map(int, _SEPARATOR.split(parts["dims"])))
     except ValueError:
-        raise InvalidInput(f"--input {text!r} cannot be read; write {GRAMMAR}") from None
+        raise InvalidInput(f"--inputs {text!r} cannot be read; write {GRAMMAR}, or file.py:NAME") from None
     try:
         spec = InputSpec(shape, parts["dtype"])
     except InvalidInput as error:
-        raise InvalidInput(f"--input {text!r}: {error}") from error
+        raise InvalidInput(f"--inputs {text!r}: {error}") from error
     return parts["name"], spec if batch is None or not shape else replace(spec, shape=(batch, *shape[1:]))
 
 
 def _keyword(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise InvalidInput(f"--kwarg {text!r} cannot be read; write NAME=VALUE, such as use_cache=false or scale=0.5")
+    name, _, value = (part.strip() for part in text.partition("="))
     for read in (json_format.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             literal = read(value)
             break
     else:
         raise InvalidInput(
-            f"--kwarg {text!r}: {value!r} is neither JSON nor a Python literal; put quotes around text: "
-            f"--kwarg \"{name}='{value}'\""
+            f"--inputs {text!r}: {value!r} is neither JSON nor a Python literal; put quotes around text: "
+            f"--inputs \"{name}='{value}'\""
         )
     if isinstance(literal, (list, tuple)) and literal and all(type(item) is int for item in literal):
-        raise InvalidInput(f"--kwarg {text!r}: a list of integers would be taken for the shape of a tensor; use Python")
+        raise InvalidInput(f"--inputs {text!r}: a list of integers would be taken for a shape; use Python")
     return name, literal
 
 
@@ -259,14 +268,12 @@ def random_batches(inputs: list[Any], named: dict[str, Any], count: int) -> list
 
 @contextmanager
 def measuring(
-    is_wanted: bool, min_time_s: float, threads: int | None, power_watts: float | None
+    is_wanted: bool, min_time_s: float, threads: int | None, needs: str = "--measure"
 ) -> Iterator[Literal[False] | dict[str, Any]]:
     """Yield what to pass as `measure=`, and show a progress bar on a terminal meanwhile."""
     if not is_wanted:
-        if threads is not None or power_watts is not None:
-            raise InvalidInput(
-                "--threads and --power-watts say how to measure; add --measure, or --target for threads there"
-            )
+        if threads is not None:
+            raise InvalidInput(f"--threads {threads} has no effect; add {needs}, or drop --threads")
         yield False
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -279,7 +286,7 @@ def measuring(
         def progress(share: float, what: str) -> None:
             bar.update(task, completed=share, description=what)
 
-        yield {"min_time_s": min_time_s, "threads": threads, "power_watts": power_watts, "progress": progress}
+        yield {"min_time_s": min_time_s, "threads": threads, "progress": progress}
 
 
 def split_threads(threads: int | None, is_measured: bool, target: str | None) -> tuple[int | None, int | None]:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from edge_opt import units
 from edge_opt._support.json import to_plain
 from edge_opt._support.progress import report_progress
-from edge_opt.cli.arguments import Inputs, Json, MinTime, loaded_call, read_arguments
-from edge_opt.cli.shell import Trust, print_json, print_record, print_status, result_console, result_width
+from edge_opt.cli.arguments import Inputs, MinTime, loaded_call, option, read_arguments
+from edge_opt.cli.shell import print_json, print_record, print_status, result_console, result_width, tagged, wants_json
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES
 
@@ -35,7 +35,6 @@ def devices(
     name: Annotated[
         str | None, Argument(metavar="[NAME]", help="A name, an alias, or a .toml or .json file of your own.")
     ] = None,
-    json: Json = False,
 ) -> None:
     """List the devices, or show everything known about one, with sources.
 
@@ -52,13 +51,13 @@ def devices(
 
     if name is not None:
         if name.lower().endswith(MODEL_FILES):
-            raise InvalidInput(f"{name!r} is a model; `edge-opt profile {name} -t NAME` says what it takes on a device")
+            raise InvalidInput(f"{name!r} is a model; `edge-opt profile {name} -t NAME` predicts it on a device")
         spec = find_spec(name)
-        print_record(spec, json)
-        if not json:
+        print_record(spec, "device")
+        if not wants_json():
             typer.echo(sheet_text(_platforms(spec), result_width()))
-    elif json:
-        print_json([to_plain(spec) for spec in eo.devices()])
+    elif wants_json():
+        print_json([tagged("device", to_plain(spec)) for spec in eo.devices()])
     else:
         print_sheet(result_console(highlight=False), Sheet("", (device_table(eo.devices()),)))
         print_status(f"`edge-opt devices NAME` shows one with its sources; your own files go to {user_folder()}")
@@ -89,27 +88,21 @@ _FORM = "write NET=MS or NET@SHAPE=MS, such as squeezenet1_1=21.4 or net.py:Net@
 
 
 def board(
-    name: Annotated[str, Argument(metavar="NAME", help="What to call the board.")],
-    time: Annotated[
-        list[str] | None, Option(metavar="NET=MS", help=f"What a net took there, in ms; NET@SHAPE unless {_SHAPE}.")
-    ] = None,
-    like: Annotated[str | None, Option(metavar="DEVICE", help="A device, or a platform, with the same core.")] = None,
-    threads: Annotated[int | None, Option(help="Threads that the nets were timed with.")] = None,
-    precision: Annotated[str, Option(help="That the nets ran in: fp32 or int8.")] = "fp32",
-    runtime: Annotated[str, Option(metavar="NAME", help="What ran them, for the record.")] = "typed",
-    output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="Where to save it; NAME.toml unless given.")
-    ] = None,
-    export: Annotated[
-        Path | None, Option(metavar="DIR", help="Write the nets to time next as ONNX, and how to time them.")
-    ] = None,
-    json: Json = False,
-    trust: Trust = False,
+    name: Annotated[str, Argument(metavar="NAME", help="Name of the board.")],
+    time: list[str] | None = option(
+        None, "NET=MS", f"Latency of a net there in ms; NET@SHAPE=MS unless {_SHAPE}; repeatable."
+    ),
+    like: str | None = option(None, "NAME", "Device or platform with the same core."),
+    threads: int | None = option(None, "N", "Threads that the nets were timed with."),
+    precision: str = option("fp32", "NAME", "Precision of the nets: fp32 or int8."),
+    runtime: str = option("typed", "NAME", "Runtime that ran them, for the record."),
+    output: Path | None = option(None, "-o, --output FILE", "File to write. Default: NAME.toml."),
+    export: Path | None = option(None, "DIR", "Write the nets to time next as ONNX, and how to time them."),
 ) -> None:
     """Fit a board of your own to a few times: three to eight nets, timed there with any runtime by any tool.
 
     \b
-    edge-opt board my-board --like raspberry-pi-5 --time squeezenet1_1=21.4 --time resnet18=55 --threads 4
+    edge-opt board my-board --like raspberry-pi-5 --time squeezenet1_1=21.4 --time resnet18=55
     edge-opt profile net.py:Net -i 1x3x32x32 --target my-board.toml
     edge-opt board my-board --like raspberry-pi-5 --export nets/
 
@@ -130,8 +123,8 @@ def board(
     untimed = [net for bundled, net in bundled_nets().items() if bundled not in timed]
     next_nets = suggest_next(platform, untimed)[:3] if untimed else ()
     files = [] if export is None else [_exported(item.name, export) for item in next_nets]
-    if json:
-        print_json(_plain(platform, path, next_nets, files))
+    if wants_json():
+        print_json(tagged("board", _plain(platform, path, next_nets, files)))
     else:
         for line in _board_lines(platform, nets, next_nets, files):
             typer.echo(line)
@@ -161,8 +154,8 @@ def _net(text: str) -> Net:
     if ":" not in reference and not reference.endswith(".pt2"):
         near = get_close_matches(reference, bundled, n=1)
         raise InvalidInput(
-            f"no net named {reference!r} is bundled for {shape or _SHAPE}; {f'closest: {near[0]}; ' if near else ''}"
-            f"there are {', '.join(bundled)}; others by reference, such as torchvision:NAME or net.py:Net@1x3x32x32"
+            f"no net named {reference!r} is bundled for {shape or _SHAPE}; {'closest' if near else 'some of them'}: "
+            f"{', '.join(near or list(bundled)[:6])}; others by reference: torchvision:NAME or net.py:Net@1x3x32x32"
         )
     with loaded_call(reference, [shape] if shape else None, usual_input=_SHAPE) as call:
         report_progress(f"fitting: tracing {reference}")
@@ -226,34 +219,31 @@ def _plain(platform: Platform, path: Path, next_nets: Sequence[Suggestion], file
 
 
 def calibrate(
-    output: Annotated[
-        Path | None, Option("-o", "--output", help="Where to save it; without, as this host's own.")
-    ] = None,
-    threads: Annotated[int | None, Option(help="Threads to measure with; torch's own number.")] = None,
-    seconds: Annotated[float, Option(help="CPU seconds it may take, at most 120.")] = 110.0,
-    on: Annotated[str | None, Option(metavar="USER@HOST", help="Calibrate this board, over ssh, instead.")] = None,
-    json: Json = False,
+    output: Path | None = option(None, "-o, --output FILE", "File to write (.json). Default: this host's own."),
+    threads: int | None = option(None, "N", "Threads to measure with. Default: torch.get_num_threads()."),
+    seconds: float = option(110.0, "S", "CPU seconds it may take, at most 120."),
+    measure_on: str | None = option(None, "USER@HOST", "Calibrate this board over ssh. Default: this machine."),
 ) -> None:
     """Measure this machine, or a board: bandwidth, peaks, overheads, and thousands of operators.
 
     \b
     edge-opt calibrate
     edge-opt calibrate --threads 1 -o board.json
-    edge-opt calibrate --on pi@raspberrypi -o board.json
+    edge-opt calibrate --measure-on pi@raspberrypi -o board.json
 
-    Let nothing else run meanwhile. The file can be carried to another machine and named there as a target. With --on,
-    edge-opt and torch must be installed on the board.
+    Let no other program run meanwhile. The file can be copied to another machine and used there as --target. With
+    --measure-on, edge-opt and torch must be installed on the board.
     """
     import edge_opt as eo
     from edge_opt.calibration.calibration_file import host_file
 
-    if on is not None:
-        done = _calibrate_board(on, output, threads, seconds)
+    if measure_on is not None:
+        done = _calibrate_board(measure_on, output, threads, seconds)
     else:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print_status(f"warning: {message}")
             done = eo.calibrate(threads=threads, seconds=seconds, path=output)
-    print_record(done, json, _calibrated_figures)
+    print_record(done, "calibrated", _calibrated_figures)
     print_status(f"saved to {output or host_file()}")
     print_status(f"use it: edge-opt profile MODEL --target {output or 'host'}")
 
@@ -266,7 +256,7 @@ def _calibrate_board(address: str, output: Path | None, threads: int | None, sec
     from edge_opt.measuring.ssh_board import parse_board
 
     if output is None:
-        raise InvalidInput("a board's calibration is not this host's own; name its file, as in -o board.json")
+        raise InvalidInput("--measure-on requires --output: the file of the board's calibration, such as -o board.json")
     if threads is not None:
         check_whole("--threads", threads)
     check_writable(output)
@@ -301,16 +291,15 @@ def measure_on(
     host: Annotated[str, Argument(metavar="USER@HOST", help="The board, as ssh knows it; HOST:PYTHON names a Python.")],
     file: Annotated[Path, Argument(metavar="FILE", help="What to time: .onnx or .tflite.")],
     inputs: Inputs = None,
-    batch: Annotated[int, Option("--batch", "-b", help="Samples per call.")] = 1,
-    threads: Annotated[int, Option(help="Threads of the runtime there; 0 is all cores.")] = 1,
+    batch: int = option(1, "-b, --batch N", "Samples per call."),
+    threads: int = option(1, "N", "Threads of the runtime on the board; 0: all cores."),
     min_time: MinTime = 1.0,
-    json: Json = False,
 ) -> None:
     """Time an .onnx or .tflite file on a board over ssh. The board needs Python, numpy and the runtime.
 
     \b
     edge-opt measure-on pi@raspberrypi net.onnx --threads 4
-    edge-opt measure-on pi@raspberrypi:venv/bin/python bert.onnx -i ids:1x128:int64 -i mask:1x128:int64
+    edge-opt measure-on pi@raspberrypi:venv/bin/python bert.onnx -i ids:1x128:int64
     """
     from edge_opt._support.checks import check_whole
     from edge_opt.measuring.ssh_board import MODEL_SUFFIXES, TimingOrder, parse_board
@@ -318,16 +307,17 @@ def measure_on(
     check_whole("--threads", threads, 0)
     check_whole("--batch", batch)
     if not file.is_file() or file.suffix not in MODEL_SUFFIXES:
-        raise InvalidInput(f"{str(file)!r} is not an .onnx or .tflite file; `edge-opt export` writes one")
-    arguments = read_arguments(inputs or [], [], None)
+        state = "does not exist" if not file.exists() else "is not an .onnx or .tflite file"
+        raise InvalidInput(f"{file} {state}; `edge-opt convert MODEL -i SHAPE -o net.onnx` writes such a file")
+    arguments = read_arguments(inputs or [])
     if arguments.positional:
-        raise InvalidInput("--input must name its input, as in ids:1x128:int64")
+        raise InvalidInput("--inputs must name each input, such as ids:1x128:int64")
     shapes = {name: tuple(spec.shape) for name, spec in arguments.named.items()}
     order = TimingOrder((file.name,), (batch,), shapes, threads, min_time, 5 * min_time)
     result = parse_board(host).time(order, {file.name: file.read_bytes()})
     latency = result.timings[0].latency
-    if json:
-        print_json({"file": str(file), "threads": threads, **to_plain(result)})
+    if wants_json():
+        print_json(tagged("board_timing", {"file": str(file), "threads": threads, **to_plain(result)}))
         return
     ends = latency.median_interval_s
     each = "" if batch == 1 else f" per batch of {batch}"
@@ -339,11 +329,12 @@ def measure_on(
         typer.echo(remark)
 
 
-def doctor(
-    seconds: Annotated[float, Option(help="Longest time to measure the noise.")] = 5.0,
-    json: Json = False,
-) -> None:
-    """Describe this machine: versions, threads, governor, energy meters and why each is or isn't usable, its noise."""
+def doctor(seconds: float = option(5.0, "S", "Longest measurement of the noise in seconds.")) -> None:
+    """Describe this machine: versions, threads, governor, energy meters and why each is or is not usable, noise.
+
+    \b
+    edge-opt doctor
+    """
     from edge_opt.measuring.session import diagnose
 
-    print_record(diagnose(seconds), json)
+    print_record(diagnose(seconds), "diagnosis")

@@ -9,125 +9,104 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from edge_opt._support.json import to_plain
 from edge_opt._support.progress import report_progress
+from edge_opt.budgets.budget_metrics import PROFILE_METRICS, parse_budget
 from edge_opt.cli import arguments as shared
-from edge_opt.cli.arguments import LoadedCall, loaded_call, measuring, named_object, split_threads
+from edge_opt.cli.arguments import LoadedCall, loaded_call, measuring, named_object, option, split_threads
 from edge_opt.cli.shell import (
     NOT_SATISFIED,
-    Trust,
-    Verbose,
     not_satisfied,
     print_json,
     print_status,
     result_console,
+    tagged,
+    wants_json,
 )
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import InvalidInput, ModelNotFound
 from edge_opt.loading import MODEL_FILES, find_object, open_program, parse_reference
 from edge_opt.report.profile_text import check_view
 from edge_opt.report.save import writer_for
 from edge_opt.report.sheets import Sheet, print_sheet, record_document, sheet_of
 from edge_opt.report.table import LEVELS, SORT_COLUMNS
+from edge_opt.units import MIB, size
 
 if TYPE_CHECKING:
     from edge_opt.records.devices import Engine
     from edge_opt.records.profiles import Level, ModelProfile
 
 
-Output = Annotated[
-    list[Path] | None,
-    Option(
-        "--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .txt, .html, .trace.json, .nodes.json, .onnx."
-    ),
-]
-
-
 def profile(
     model: shared.ModelArgument,
     inputs: shared.Inputs = None,
-    inputs_ref: shared.InputsRef = None,
     batch: shared.Batch = None,
-    kwarg: shared.Keywords = None,
-    mode: Annotated[str, Option(help="eval or train.")] = "eval",
-    convention: Annotated[
-        str, Option(metavar="NAME", help="Count as fvcore, thop, ptflops, torch or rasp does.")
-    ] = "edge_opt",
-    measure: Annotated[bool, Option("--measure", help="Run it too: latency, memory, energy here.")] = False,
+    mode: str = option("eval", "NAME", "eval or train."),
+    target: shared.Targets = None,
+    precision: shared.TargetPrecision = "fp32",
+    runtime: shared.Runtime = None,
+    measure: bool = option(False, "--measure", "Run the model here: latency, memory and energy."),
     min_time: shared.MinTime = 1.0,
     threads: shared.Threads = None,
-    power_watts: Annotated[float | None, Option(help="Power for an energy proxy where no meter is usable.")] = None,
-    target: shared.Targets = None,
-    precision: Annotated[str, Option(help="fp32, fp16, bf16, int8, int4.")] = "fp32",
-    runtime: shared.Runtime = None,
-    level: Annotated[str | None, Option(help=f"{', '.join(LEVELS)}; else a tree.")] = None,
-    depth: Annotated[int | None, Option("--depth", "-d", help="Fold modules below this depth.")] = None,
-    sort: Annotated[
-        str | None, Option("--sort", "-s", metavar="KEY", help=f"A list by {', '.join(SORT_COLUMNS)}.")
-    ] = None,
-    top: Annotated[int | None, Option("--top", "-n", help="Only the N largest.")] = None,
-    output: Output = None,
-    json: shared.Json = False,
-    fail_on_unpriced: Annotated[
-        bool, Option("--fail-on-unpriced", help="Exit with 1 if an operator has no price.")
-    ] = False,
-    runtime_profile: Annotated[
-        Path | None, Option(metavar="FILE", help="Map a runtime's profile, JSON or CSV, onto the layers.")
-    ] = None,
-    verbose: Verbose = False,
-    trust: Trust = False,
+    runtime_profile: Path | None = option(None, "FILE", "Profile of a runtime (JSON or CSV) to map onto the layers."),
+    level: str | None = option(None, "NAME", f"Rows: {', '.join(LEVELS)}. Default: modules as a tree."),
+    depth: int | None = option(None, "-d, --depth N", "Fold modules below this depth."),
+    sort: str | None = option(None, "-s, --sort KEY", f"Sort by {', '.join(SORT_COLUMNS)}."),
+    top: int | None = option(None, "-n, --top N", "Only the N largest rows."),
+    convention: str = option("edge_opt", "NAME", "Count as fvcore, thop, ptflops, torch or rasp does."),
+    output: list[Path] | None = option(
+        None, "-o, --output FILE", "Save as .json, .csv, .md, .txt, .html, .trace.json, .nodes.json, .onnx."
+    ),
+    strict: bool = option(False, "--strict", "Exit with 1 if an operator has no cost rule."),
 ) -> None:
     """Show what each layer of a model costs, from shapes alone.
 
     \b
     edge-opt profile torchvision:resnet50 -i 1x3x224x224 --depth 1
-    edge-opt profile 'net.py:Net(width=2)' -i 1x3x32x32 --sort bytes --top 10
-    edge-opt profile net.py:Net -i 8x3x32x32 --measure --threads 1
     edge-opt profile net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --runtime ncnn --threads 1
-    edge-opt profile my.pkg:bert -i ids:1x128:int64 --kwarg use_cache=false -o bert.json
+    edge-opt profile net.py:Net -i 8x3x32x32 --measure --threads 1 -o net.json
     """
     import edge_opt as eo
     from edge_opt.records.profiles import ModelProfile
     from edge_opt.report.profile_text import profile_sheet
 
-    if json and (level, depth, sort, top) != (None, None, None, None):
+    if wants_json() and (level, depth, sort, top) != (None, None, None, None):
         raise InvalidInput("--json prints the whole profile; drop it, or drop --level, --depth, --sort and --top")
     check_view(shown := cast("Level", level or "modules"), depth, sort, top)
     for path in output or []:
         _ = _is_view_of_file(path, model) or writer_for(ModelProfile, path)
-    call_texts = (model, inputs, kwarg, batch, inputs_ref)
+    call_texts = (model, inputs, batch)
     if len(target or []) > 1:
         needs_layers = {
             "--measure": measure, "--level": level, "--depth": depth is not None, "--sort": sort, "--top": top,
             "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
-            "--fail-on-unpriced": fail_on_unpriced, "--runtime-profile": runtime_profile,
+            "--strict": strict, "--runtime-profile": runtime_profile,
         }  # fmt: skip
         prediction = {"precision": precision, "runtime": runtime, "threads": threads}
-        _compare_targets(call_texts, target or [], prediction, needs_layers, json, verbose)
+        _compare_targets(call_texts, target or [], prediction, needs_layers)
         return
     here, there = split_threads(threads, measure, target[0] if target else None)
-    with measuring(measure, min_time, here, power_watts) as measurement, loaded_call(*call_texts) as call:
+    with measuring(measure, min_time, here, "--measure or --target") as measured, loaded_call(*call_texts) as call:
         report_progress(f"tracing {call.name}")
-        options: dict[str, Any] = {"mode": mode, "convention": convention, "measure": measurement}
+        options: dict[str, Any] = {"mode": mode, "convention": convention, "measure": measured}
         options |= {"target": target or None, "precision": precision, "runtime": runtime, "threads": there}
         result = eo.profile(call.model, call.inputs, kwargs=call.kwargs, name=call.name, **options)
         result = _with_runtime_times(result, call, runtime_profile, measure)
-    if json:
+    if wants_json():
         typer.echo(record_document(result), nl=False)
     else:
-        print_sheet(result_console(), profile_sheet(result, depth, sort, top, shown, verbose))
+        print_sheet(result_console(), profile_sheet(result, depth, sort, top, shown))
     for path in output or []:
         print_status(f"saved to {_save(path, result, call, cast('Level', level or 'leaves'), model)}")
-    if fail_on_unpriced and result.unpriced:
+    if strict and result.unpriced:
         count = sum(item.count for item in result.unpriced)
         raise not_satisfied(f"unpriced operators: {count}; the totals are lower bounds; edge_opt.cost_rule adds a rule")
 
 
 def _compare_targets(
-    call_texts: tuple[Any, ...], targets: list[str], prediction: dict[str, Any], needs_layers: Mapping[str, object],
-    json: bool, verbose: bool,
-) -> None:  # fmt: skip
+    call_texts: tuple[Any, ...], targets: list[str], prediction: dict[str, Any], needs_layers: Mapping[str, object]
+) -> None:
     """Predict a model on several targets, and print one row for each; options that need layers are refused."""
     import edge_opt as eo
 
@@ -138,10 +117,10 @@ def _compare_targets(
         comparison = eo.compare_targets(
             call.model, call.inputs, targets, kwargs=call.kwargs, name=call.name, **prediction
         )
-    if json:
-        print_json({"format": "edge_opt.targets", **to_plain(comparison)})
+    if wants_json():
+        print_json(tagged("targets", to_plain(comparison)))
     else:
-        print_sheet(result_console(), sheet_of(comparison, is_brief=not verbose))
+        print_sheet(result_console(), sheet_of(comparison, is_brief=True))
 
 
 def _with_runtime_times(result: ModelProfile, call: LoadedCall, path: Path | None, is_measured: bool) -> ModelProfile:
@@ -151,7 +130,7 @@ def _with_runtime_times(result: ModelProfile, call: LoadedCall, path: Path | Non
     if path is None:
         return result
     if is_measured:
-        raise InvalidInput("--measure and --runtime-profile both say what was measured; drop one of them")
+        raise InvalidInput("--measure and --runtime-profile exclude each other; drop one of them")
     return map_runtime_profile(result, read_runtime_profile(path), getattr(call.model, "module_of", None), path.name)
 
 
@@ -178,69 +157,62 @@ def _is_view_of_file(path: Path, model: str) -> bool:
     return files is not None
 
 
+_PEAK_MEMORY = {name: metric for name, metric in PROFILE_METRICS.items() if metric.family == "train_peak_memory"}
+
+
 def train_cost(
     model: shared.ModelArgument,
     inputs: shared.Inputs = None,
-    inputs_ref: shared.InputsRef = None,
     batch: shared.Batch = None,
-    kwarg: shared.Keywords = None,
-    loss: Annotated[
-        str | None, Option(metavar="REF", help="file.py:NAME, a function of the output; else its sum.")
-    ] = None,
-    optimizer: Annotated[
-        str, Option(metavar="NAME", help="sgd, momentum, adam, adamw, adafactor, adamw-8bit.")
-    ] = "adamw",
-    frozen: Annotated[str, Option(metavar="PATHS", help="Modules without gradients, by commas.")] = "",
-    checkpoint: Annotated[
-        str, Option(metavar="PATHS", help="Modules to compute again in the backward, by commas.")
-    ] = "",
-    autocast: Annotated[str | None, Option(help="bf16 or fp16: products run in it.")] = None,
-    accumulate: Annotated[int, Option(metavar="N", help="Batches per optimizer step.")] = 1,
+    loss: str | None = option(None, "REF", "file.py:NAME, a function of the output. Default: the output's sum."),
+    optimizer: str = option("adamw", "NAME", "sgd, momentum, adam, adamw, adafactor or adamw-8bit."),
+    frozen: str = option("", "PATHS", "Modules without gradients, separated by commas."),
+    checkpoint: str = option("", "PATHS", "Modules to recompute in the backward pass, separated by commas."),
+    autocast: str | None = option(None, "NAME", "bf16 or fp16 for matrix products."),
+    accumulate: int = option(1, "N", "Batches per optimizer step."),
+    suggest: bool = option(False, "--suggest", "Show what would reduce the memory of the step."),
+    budget: str | None = option(None, "BUDGET", "Exit with 1 above it, such as 'train_peak_memory_mb <= 512'."),
     target: shared.Targets = None,
-    help_me: Annotated[bool, Option("--what-helps", help="Try what would make the step smaller.")] = False,
-    budget: Annotated[
-        float | None,
-        Option("--budget-mb", metavar="MIB", help="Exit with 1 above this peak; names layers to checkpoint."),
-    ] = None,
-    top: Annotated[int | None, Option("--top", "-n", help="Only the N layers with most FLOPs.")] = None,
+    top: int | None = option(None, "-n, --top N", "Only the N layers with most FLOPs."),
     output: shared.RecordFiles = None,
-    json: shared.Json = False,
-    trust: Trust = False,
 ) -> None:
     """Show what a training step costs before it is run: FLOPs, and memory by kind.
 
     \b
     edge-opt train-cost torchvision:resnet18 -i 8x3x224x224 --optimizer sgd
     edge-opt train-cost net.py:Net -i 32x3x32x32 --frozen stem,layer1 --checkpoint layer2,layer3
-    edge-opt train-cost net.py:Net -i 32x3x32x32 --budget-mb 512 --what-helps
+    edge-opt train-cost net.py:Net -i 32x3x32x32 --budget "train_peak_memory_mb <= 512" --suggest
     """
     import edge_opt as eo
     from edge_opt.records.training_steps import TrainingStep
     from edge_opt.report.training_tables import training_sheet
 
+    limit = None if budget is None else parse_budget(budget, _PEAK_MEMORY)
     for path in output or []:
         writer_for(TrainingStep, path)
-    with loaded_call(model, inputs, kwarg, batch, inputs_ref) as call:
+    with loaded_call(model, inputs, batch) as call:
         options: dict[str, Any] = {
             "loss": None if loss is None else _loss(loss), "optimizer": optimizer, "frozen": frozen,
             "autocast": autocast, "accumulate": accumulate,
         }  # fmt: skip
         step = eo.training_step(
             call.model, call.inputs, kwargs=call.kwargs, checkpoint=checkpoint, name=call.name,
-            target=target or None, remedies=help_me, **options,
+            target=target or None, remedies=suggest, **options,
         )  # fmt: skip
-    _print_and_save(step, json, training_sheet(step, top) if top else sheet_of(step, is_brief=True), output)
-    if budget is not None and step.peak_bytes > budget * 2**20:
+    _print_and_save(step, training_sheet(step, top) if top else sheet_of(step, is_brief=True), output)
+    scale = 1.0 if limit is None else _PEAK_MEMORY[limit.metric].scale
+    if limit is not None and not limit.holds(step.peak_bytes / scale):
         from edge_opt.training_steps.step_report import fewest_checkpoints
 
-        choice = fewest_checkpoints(call.model, call.inputs, kwargs=call.kwargs, budget_mb=budget, **options)
+        limit_mb = limit.limit * scale / MIB
+        choice = fewest_checkpoints(call.model, call.inputs, kwargs=call.kwargs, budget_mb=limit_mb, **options)
         hint = f"--checkpoint {','.join(choice.paths)} keeps it" if choice.fits else "no set of checkpoints keeps it"
-        raise not_satisfied(f"the peak is above {budget:g} MiB; {hint}")
+        raise not_satisfied(f"the peak is {size(step.peak_bytes)}, and the budget is {limit.text}; {hint}")
 
 
-def _print_and_save(record: Any, json: bool, sheet: Sheet, output: Sequence[Path] | None) -> None:
+def _print_and_save(record: Any, sheet: Sheet, output: Sequence[Path] | None) -> None:
     """Print a record as JSON or as a sheet, and save it."""
-    if json:
+    if wants_json():
         typer.echo(record_document(record), nl=False)
     else:
         print_sheet(result_console(), sheet)
@@ -250,7 +222,7 @@ def _print_and_save(record: Any, json: bool, sheet: Sheet, output: Sequence[Path
 
 def _loss(reference: str) -> Any:
     """Return the loss that a reference names."""
-    problem = f"--loss {reference!r} names no function; write file.py:NAME or package.module:NAME"
+    problem = f"--loss {reference!r} is not a function; write file.py:NAME or package.module:NAME"
     loss = named_object(reference, problem)
     if isinstance(loss, type):
         loss = loss()
@@ -260,34 +232,24 @@ def _loss(reference: str) -> Any:
 
 
 _MODEL = "hf:ORG/NAME, a folder or config.json, or file.py:NAME for a model or configuration of your own."
-_WEIGHTS = "Format of the weights: q4_k_m, q8_0, fp16, int4 and others; several with commas: side by side."
+_WEIGHTS = "Formats of the weights, with commas: q4_k_m, q8_0, fp16, int4, ..."
 
 
 def llm(
     model: Annotated[str, Argument(metavar="MODEL", help=_MODEL)],
+    weights: str = option("fp16", "-w, --weights FORMATS", _WEIGHTS),
+    context: int | None = option(None, "-c, --context N", "Positions in the key-value cache at the end."),
+    prompt: int | None = option(None, "-p, --prompt N", "Tokens of the prompt."),
+    batch: int = option(1, "-b, --batch N", "Sequences served at once."),
+    kv: str | None = option(None, "FORMAT", "Format of the key-value cache: fp16, q8_0 or q4_0."),
     target: shared.Targets = None,
-    weights: Annotated[str, Option("--weights", "-w", metavar="FORMATS", help=_WEIGHTS)] = "fp16",
-    context: Annotated[
-        int | None, Option("--context", "-c", metavar="N", help="Positions in the cache at the end.")
-    ] = None,
-    prompt: Annotated[int | None, Option("--prompt", "-p", metavar="N", help="Tokens read first.")] = None,
-    batch: Annotated[int, Option("--batch", "-b", metavar="N", help="Sequences served at once.")] = 1,
-    kv: Annotated[str | None, Option(metavar="FORMAT", help="Format of the key-value cache: fp16, q8_0, q4_0.")] = None,
-    runtime: Annotated[
-        str | None, Option(metavar="NAME", help="llama.cpp, torch or mlx; by format unless given.")
-    ] = None,
-    engine: Annotated[str | None, Option(help="cpu, gpu or npu.")] = None,
-    threads: Annotated[int | None, Option(metavar="N", help="Threads of a CPU; all of its cores unless given.")] = None,
-    ram: Annotated[
-        float | None, Option(metavar="GIB", help="RAM of your board; else every size it is sold with.")
-    ] = None,
-    measure: Annotated[bool, Option("--measure", help="Run the real loop here as well, in torch.")] = False,
+    runtime: str | None = option(None, "NAME", "llama.cpp, torch or mlx. Default: by the format of the weights."),
+    engine: str | None = option(None, "NAME", "cpu, gpu or npu."),
+    threads: int | None = option(None, "N", "Threads of a CPU. Default: all of its cores."),
+    ram: float | None = option(None, "GIB", "RAM of your board. Default: every size it is sold with."),
+    measure: bool = option(False, "--measure", "Also run the decoding loop here, in torch."),
     output: shared.RecordFiles = None,
-    json: shared.Json = False,
-    fail_on_unfit: Annotated[
-        bool, Option("--fail-on-unfit", help="Exit with 1 unless everything fits the smallest RAM.")
-    ] = False,
-    verbose: Verbose = False,
+    strict: bool = option(False, "--strict", "Exit with 1 unless it fits the smallest RAM."),
 ) -> None:
     """Predict whether a language model fits a device, how many tokens per second it writes there, and why.
 
@@ -317,18 +279,19 @@ def llm(
             ram_gib=ram,
             measure=measure,
         )
-    _print_and_save(result, json, sheet_of(result, is_brief=not verbose), output)
+    _print_and_save(result, sheet_of(result, is_brief=True), output)
     reports = result.reports if isinstance(result, ServingComparison) else (result,)
-    if fail_on_unfit and not all(report.memory.fits for report in reports):
+    if strict and not all(report.memory.fits for report in reports):
         raise typer.Exit(NOT_SATISFIED)
 
 
 def _source(text: str) -> Any:
     """Return a name of the Hub or a path as it is, and the model or configuration that `file.py:NAME` names."""
-    if text.startswith("hf:") or Path(text).exists() or ".py:" not in text:
+    if text.startswith("hf:") or Path(text).exists():
         return text
     reference = parse_reference(text)
-    assert reference is not None
+    if reference is None or ".py:" not in text:
+        raise ModelNotFound(f"no folder or file {text!r}; a language model is {_MODEL.removesuffix('.')}")
     value = find_object(reference)
     is_factory = callable(value) and not hasattr(value, "parameters") and not hasattr(value, "model_type")
     return value(**reference.arguments) if is_factory or isinstance(value, type) else value

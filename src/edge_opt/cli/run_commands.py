@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
-from typer.core import TyperCommand
 
 from edge_opt._support.files import write_whole
 from edge_opt._support.progress import report_progress
-from edge_opt.cli.arguments import GRAMMAR, Json, read_arguments
-from edge_opt.cli.shell import Trust, not_satisfied, print_json, print_record, result_width
+from edge_opt.cli.arguments import MODEL_FORMS, option, read_arguments
+from edge_opt.cli.shell import Command, not_satisfied, print_json, print_record, result_width, tagged, wants_json
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import FORMS, MODEL_FILES, load_model
+from edge_opt.loading import MODEL_FILES, load_model
 from edge_opt.runtimes.registry import runtime_names
 
 if TYPE_CHECKING:
@@ -28,20 +27,19 @@ if TYPE_CHECKING:
     from edge_opt.run.pipeline import RunResult
 
 
-Workers = Annotated[int, Option(metavar="N", help="Processes that build side by side.")]
-Scheduler = Annotated[str | None, Option(metavar="tls://…", help="Build on the workers of a Dask scheduler.")]
-Fresh = Annotated[bool, Option("--fresh", help="Start over; the earlier table is kept aside.")]
-MetricName = Annotated[str | None, Option(metavar="NAME", help="Quality metric: mae, miou, file.py:f, ...")]
+Workers = Annotated[int, Option(metavar="N", help="Processes that build candidates in parallel.")]
+Scheduler = Annotated[str | None, Option(metavar="tls://…", help="Dask scheduler whose workers build candidates.")]
+Fresh = Annotated[bool, Option("--fresh", help="Start over; the earlier table is renamed.")]
 Insecure = Annotated[bool, Option("--insecure", help="Allow a scheduler without encryption (tcp://).")]
 MeasureOn = Annotated[
-    str | None, Option(metavar="USER@HOST", help="Measure on a board, over ssh; USER@HOST:PYTHON names a Python there.")
+    str | None, Option(metavar="USER@HOST", help="Measure on a board over ssh; USER@HOST:PYTHON names a Python there.")
 ]
-RetryFailed = Annotated[bool, Option("--retry-failed", help="Try candidates again that failed before.")]
+RetryFailed = Annotated[bool, Option("--retry-failed", help="Try failed candidates again.")]
 
 
 def init(
-    file: Annotated[Path, Argument(metavar="[FILE]", help="Where to write it.")] = Path("edge-opt.yaml"),
-    force: Annotated[bool, Option("--force", help="Replace a file that is there.")] = False,
+    path: Annotated[Path, Argument(metavar="[FILE]", help="File to write.")] = Path("edge-opt.yaml"),
+    force: bool = option(False, "--force", "Replace a file that exists."),
 ) -> None:
     """Write a configuration with every key, its default and what it is for.
 
@@ -51,12 +49,20 @@ def init(
     """
     from edge_opt.run.config import template
 
-    if file.exists() and not force:
-        raise InvalidInput(f"{file} is there already; choose another name, or --force to replace it")
-    typer.echo(write_whole(file, template()))
+    if path.exists() and not force:
+        raise InvalidInput(f"{path} exists; choose another name, or add --force to replace it")
+    _print_written("init", write_whole(path, template()))
 
 
-class SeveralSeeds(TyperCommand):
+def _print_written(command: str, path: Path) -> None:
+    """Print the file that a command wrote."""
+    if wants_json():
+        print_json(tagged(command, {"file": str(path)}))
+    else:
+        typer.echo(path)
+
+
+class SeveralSeeds(Command):
     """A command whose `--seeds 1 2 3` is `--seeds 1 --seeds 2 --seeds 3`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -81,42 +87,39 @@ def spread(arguments: Sequence[str], option: str) -> list[str]:
 
 def run(
     config: Annotated[
-        Path | None, Argument(metavar="[CONFIG]", help="A YAML file of `edge-opt init`; the default without.")
+        Path | None, Argument(metavar="[CONFIG]", help="YAML file of `edge-opt init`. Default: the bundled demo.")
     ] = None,
-    settings: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="One key: epochs=3, model.conv1_channels=8.")
-    ] = None,
-    metric: MetricName = None,
-    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Instead of output_dir.")] = None,
-    seeds: Annotated[list[int] | None, Option(metavar="N…", help="One run per seed, and means with intervals.")] = None,
+    settings: list[str] | None = option(
+        None, "--set KEY=VALUE", "Set one key: epochs=3, model.conv1_channels=8; repeatable."
+    ),
+    seeds: list[int] | None = option(None, "N…", "One run per seed, then means with intervals."),
+    measure_on: MeasureOn = None,
     workers: Workers = 0,
     scheduler: Scheduler = None,
     insecure: Insecure = False,
-    measure_on: MeasureOn = None,
     retry_failed: RetryFailed = False,
     fresh: Fresh = False,
-    trust: Trust = False,
-    as_json: Annotated[bool, Option("--json", help="Print the summary as JSON, progress as JSON lines.")] = False,
+    output: Path | None = option(None, "-o, --output DIR", "Folder to write. Default: the key output_dir."),
 ) -> None:
-    """Train, sweep, judge and write everything; run again to go on.
+    """Train, sweep and export the best variant; an interrupted run continues.
 
     \b
     edge-opt run
     edge-opt run configs/default.yaml --set epochs=3 -o out/
     edge-opt run configs/default.yaml --seeds 1 2 3
 
-    Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
+    Exit code 0: a candidate is accepted; 1: no candidate keeps the budgets; 2: wrong use.
     """
     from edge_opt.run.config import read_config
     from edge_opt.run.pipeline import run as run_once
     from edge_opt.run.seeds import run_seeds
     from edge_opt.search.sweep_progress import progress
 
-    loaded = read_config(config, [*(settings or []), *([f"metric={metric}"] if metric else [])])
+    loaded = read_config(config, settings or [])
     root = output or Path(loaded.output_dir)
 
     def run_into(config: RunConfig, folder: Path) -> RunResult:
-        with progress("json" if as_json else "auto") as listener:
+        with progress("json" if wants_json() else "auto") as listener:
             return run_once(
                 config, folder, on_event=listener, workers=workers, scheduler=scheduler, insecure=insecure,
                 measure_on=measure_on, retry_failed=retry_failed, fresh=fresh,
@@ -125,8 +128,9 @@ def run(
     # What the user's own code prints goes to stderr: stdout holds results only.
     with redirect_stdout(sys.stderr):
         runs = list(run_seeds(loaded, seeds, root, run_into).values()) if seeds else [run_into(loaded, root)]
-    if as_json:
-        print_json([dict(item.summary) for item in runs] if seeds else dict(runs[0].summary))
+    if wants_json():
+        documents = [tagged("run", item.summary) for item in runs]
+        print_json(documents if seeds else documents[0])
     else:
         for item in runs:
             if len(runs) > 1:
@@ -160,43 +164,36 @@ def _check_accepted(results: Iterable[SweepResult]) -> None:
 
 
 def sweep(
-    model: Annotated[str, Argument(metavar="MODEL", help=f"{FORMS}; the factory loads the trained weights.")],
-    data: Annotated[str, Option(metavar="FILE.py:LOADERS", help="A function that returns loaders.")],
-    inputs: Annotated[
-        list[str] | None, Option("--input", "-i", metavar="SHAPE", help=f"Batch to time: {GRAMMAR}.")
-    ] = None,
-    prune: Annotated[
-        str | None, Option(metavar="A,B", help="Shares of channels to remove; by default auto, which finds one.")
-    ] = None,
-    precision: Annotated[str, Option(metavar="A,B", help="fp32, fp16, bf16, int8.")] = "fp32,int8",
-    runtime: Annotated[
-        str | None, Option(metavar="A,B", help=f"{', '.join(runtime_names())}; torch,onnxruntime unless given.")
-    ] = None,
-    keep: Annotated[list[str] | None, Option(metavar="BUDGET", help="A constraint: 'latency_ms <= 20'.")] = None,
-    metric: MetricName = None,
-    fine_tune_epochs: Annotated[int | None, Option(help="Passes after pruning; 3 unless given.")] = None,
-    seed: Annotated[int, Option(help="Decides the order of training samples and what is drawn.")] = 0,
-    settings: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other key of a configuration.")
-    ] = None,
+    model: Annotated[str, Argument(metavar="MODEL", help=f"{MODEL_FORMS}; trained.")],
+    data: str = option(..., "FILE.py:LOADERS", "Function that returns loaders by name (required)."),
+    inputs: list[str] | None = option(
+        None, "-i, --inputs SHAPE", "Batch to time. Default: the first validation batch."
+    ),
+    budget: list[str] | None = option(
+        None, "BUDGET", "'latency_ms <= 20'; repeatable. Default: 'accuracy_drop <= 1%'."
+    ),
+    prune: str | None = option(None, "A,B", "Shares of channels to remove. Default: auto, found by search."),
+    precision: str = option("fp32,int8", "A,B", "fp32, fp16, bf16, int8."),
+    runtime: str | None = option(None, "A,B", f"{', '.join(runtime_names())}. Default: torch,onnxruntime."),
+    metric: str | None = option(None, "NAME", "Quality metric: mae, miou, file.py:f, ... Default: accuracy."),
+    settings: list[str] | None = option(
+        None, "--set KEY=VALUE", "Any other key of a configuration: seed=1, fine_tune_epochs=5."
+    ),
+    measure_on: MeasureOn = None,
     workers: Workers = 0,
     scheduler: Scheduler = None,
     insecure: Insecure = False,
-    measure_on: MeasureOn = None,
     retry_failed: RetryFailed = False,
     fresh: Fresh = False,
-    trust: Trust = False,
-    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("sweep"),
-    json: Json = False,
+    output: Path = option(Path("sweep"), "-o, --output DIR", "Folder to write."),
 ) -> None:
-    """Try pruning, precisions and runtimes on a trained model, and say which variant to ship.
+    """Try pruning, precisions and runtimes on a trained model, and recommend a variant.
 
     \b
-    edge-opt sweep net.py:trained -i 32x1x28x28 --data net.py:loaders --keep "latency_ms <= 20" -o out/
-    edge-opt sweep net.py:trained --data net.py:loaders --prune 0,0.5 --precision int8 --keep "accuracy_drop <= 1%"
-    edge-opt sweep net.py:trained --data net.py:loaders --metric mae --keep "mae_drop <= 0.1"
+    edge-opt sweep net.py:trained --data net.py:loaders --budget "latency_ms <= 20" -o out/
+    edge-opt sweep net.py:trained --data net.py:loaders --prune 0,0.5 --budget "accuracy_drop <= 1%"
 
-    Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
+    Exit code 0: a candidate is accepted; 1: no candidate keeps the budgets; 2: wrong use.
     """
     from edge_opt.report.sweep_files import sweep_document
     from edge_opt.run.config import read_settings
@@ -207,13 +204,11 @@ def sweep(
         "pruning_levels": None if prune is None else _levels(prune),
         "precisions": _words(precision),
         "runtimes": None if runtime is None else _words(runtime),
-        "seed": seed,
-        "budgets": keep or None,
+        "budgets": budget or None,
         "metric": metric,
-        "fine_tune_epochs": fine_tune_epochs,
     }
     chosen = {key: value for key, value in chosen.items() if value is not None}
-    with redirect_stdout(sys.stderr), progress("json" if json else "auto") as listener:
+    with redirect_stdout(sys.stderr), progress("json" if wants_json() else "auto") as listener:
         result = run_sweep(
             model,
             data,
@@ -228,7 +223,7 @@ def sweep(
             on_event=listener,
             **chosen | read_settings(settings or ()),
         )
-    if json:
+    if wants_json():
         typer.echo(sweep_document(result), nl=False)
     else:
         _print_conclusion(result, output, tables=output)
@@ -236,9 +231,9 @@ def sweep(
 
 
 def _shape(inputs: list[str]) -> tuple[int, ...] | None:
-    arguments = read_arguments(inputs, [], None)
+    arguments = read_arguments(inputs)
     if arguments.named or len(arguments.positional) > 1:
-        raise InvalidInput("--input is the batch that is timed, one shape; further inputs follow from the data")
+        raise InvalidInput("--inputs is the shape of the batch to time, such as 32x1x28x28; data brings other inputs")
     return tuple(arguments.positional[0].shape) if arguments.positional else None
 
 
@@ -254,8 +249,7 @@ def _levels(prune: str) -> list[float] | str:
 
 
 def status(
-    folder: Annotated[Path, Argument(metavar="DIR", help="The output folder of `edge-opt run`.")],
-    json: Json = False,
+    folder: Annotated[Path, Argument(metavar="DIR", help="Output folder of `edge-opt run` or `sweep`.")],
 ) -> None:
     """Show how far the sweep in a folder is, who runs it, and the best candidate so far.
 
@@ -264,23 +258,21 @@ def status(
     """
     from edge_opt.search.sweep_progress import status as status_of
 
-    print_record(status_of(folder), json, lambda now: {**asdict(now), "left": now.left, "is_running": now.is_running})
+    print_record(
+        status_of(folder), "status", lambda now: {**asdict(now), "left": now.left, "is_running": now.is_running}
+    )
 
 
 def report(
     sources: Annotated[
         list[Path],
-        Argument(metavar="DIR...", help="Runs, folders of runs, a profile or sweep as .json, or a model's file."),
+        Argument(metavar="DIR...", help="Runs, folders of runs, a profile or sweep (.json), or a model file."),
     ],
-    output: Annotated[
-        Path | None,
-        Option("--output", "-o", metavar="FILE", help="DIR/report.html unless given; runs.html of several."),
-    ] = None,
-    device: Annotated[
-        list[str] | None, Option("--device", "-d", metavar="NAME", help="A device to show rooflines of; several.")
-    ] = None,
-    title: Annotated[str | None, Option(help="The page's heading.")] = None,
-    trust: Trust = False,
+    target: list[str] | None = option(None, "-t, --target NAME", "Device to show rooflines of; repeatable."),
+    title: str | None = option(None, "TEXT", "Heading of the page. Default: the model."),
+    output: Path | None = option(
+        None, "-o, --output FILE", "File to write. Default: DIR/report.html; runs.html of several."
+    ),
 ) -> None:
     """Write one HTML page of a run, or of several runs side by side; it needs no network and no server.
 
@@ -288,18 +280,20 @@ def report(
     edge-opt report runs/mnist
     edge-opt report runs/before runs/after
     edge-opt report runs
-    edge-opt report profile.json -o report.html --device raspberry-pi-5 --device jetson-nano
+    edge-opt report profile.json -o report.html -t raspberry-pi-5 -t jetson-nano
     edge-opt report model.onnx
     """
     from edge_opt.report.page import runs_in, write_page, write_report, write_runs
 
+    shown: dict[str, Any] = {"devices": target, "title": title}
     if len(sources) == 1 and sources[0].suffix.lower() in MODEL_FILES:
         profiled = _profile_of_file(str(sources[0]))
-        typer.echo(write_page(output or sources[0].with_suffix(".html"), profile=profiled, devices=device, title=title))
+        written = write_page(output or sources[0].with_suffix(".html"), profile=profiled, **shown)
     elif len(sources) == 1 and not runs_in(sources[0]):
-        typer.echo(write_report(sources[0], output, devices=device, title=title))
+        written = write_report(sources[0], output, **shown)
     else:
-        typer.echo(write_runs(sources, output, devices=device, title=title))
+        written = write_runs(sources, output, **shown)
+    _print_written("report", Path(written))
 
 
 def _profile_of_file(model: str) -> ModelProfile:

@@ -6,26 +6,29 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import sys
 import traceback
 import warnings
 from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from edge_opt._support.deprecation import FormerNameWarning, current_options
+from edge_opt._support.deprecation import FormerNameWarning, current_words
 from edge_opt._support.json import to_plain
 from edge_opt._support.progress import console_width, show_progress
-from edge_opt.errors import EdgeOptError, SweepInterrupted
+from edge_opt.errors import EdgeOptError, SweepInterrupted, TraceFailed
 from edge_opt.loading import TRUST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from rich.console import Console
 
@@ -34,39 +37,126 @@ _INTERRUPTED = SweepInterrupted.exit_code
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells say it
 
 
-Verbose = Annotated[bool, Option("--verbose", "-v", help="Every remark and source, too.")]
+# What `ctx.meta` keeps of the options that every command takes.
+_JSON, _DEBUG = "edge_opt.json", "edge_opt.debug"
+_meta: ContextVar[dict[str, Any]] = ContextVar("edge_opt_command_line")
 
 
-def _remember_trust(context: typer.Context, wanted: bool) -> bool:
+def wants_json() -> bool:
+    """Return whether the command that runs was given --json."""
+    return bool(_meta.get({}).get(_JSON))
+
+
+def _remember(key: str) -> Callable[[typer.Context, bool], None]:
+    """Return the callback of a flag of every command: it may stand before or behind the command's name."""
+
+    def remember(context: typer.Context, wanted: bool) -> None:
+        context.meta[key] = wanted or context.meta.get(key, False)
+
+    return remember
+
+
+def _trust(context: typer.Context, wanted: bool) -> None:
     if wanted and TRUST not in os.environ:
         # Processes that build candidates open the file too; they inherit this.
         os.environ[TRUST] = "1"
         context.find_root().call_on_close(lambda: os.environ.pop(TRUST, None))
-    return wanted
 
 
-Trust = Annotated[
-    bool,
-    Option(
-        "--trust", help="Open a .pt2 file: it can execute code; only if you know its origin.", callback=_remember_trust
-    ),
-]
+def _flag(name: str, text: str, callback: Callable[..., None]) -> Any:
+    return Option(name, help=text, callback=callback, expose_value=False)
+
+
+Json = Annotated[bool, _flag("--json", "Print the result as JSON (docs/json.md).", _remember(_JSON))]
+Trust = Annotated[bool, _flag("--trust", "Open .pt2 files. They can execute code: check their origin.", _trust)]
+Debug = Annotated[bool, _flag("--debug", "Show the traceback of an error.", _remember(_DEBUG))]
+
+
+# Where the help of every command shows an option or argument, by the name of its parameter.
+_GROUPS = {
+    "Device": "name time like export",
+    "Model": "model models subject sources host file inputs batch mode weights data prompt context kv",
+    "Budget": "budget baseline max_increase",
+    "Target": "target precision runtime engine ram",
+    "Run": "config folder path force settings prune metric seeds",
+    "Pruning": "ratio macs_target latency_target importance ignore round_to seed",
+    "Quantization": "scheme keep_float calibration calibration_batches",
+    "Verification": "verify_on max_difference min_agreement",
+    "Training": "loss optimizer frozen checkpoint autocast accumulate suggest",
+    "Measure": "measure min_time threads seconds runtime_profile measure_on",
+    "Execution": "workers scheduler insecure retry_failed fresh",
+    "Output": "level depth sort top everything convention title output strict",
+    "Every command": "json trust debug help",
+}
+
+
+def _group(param: Any) -> str:
+    return next(title for title, names in _GROUPS.items() if param.name in names.split())
+
+
+class Command(TyperCommand):
+    """A command that also takes the flags of every command, and shows its options in groups."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        *own, show_help = super().get_params(ctx)
+        every = [] if ctx.parent is None else ctx.parent.command.params
+        return [*own, *(param for param in every if param.name in ("json", "trust", "debug")), show_help]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*(str(param.metavar) for param in self.params if param.param_type_name == "argument"), "[OPTIONS]"]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        # Typer's own panels are boxes, which cost two lines per group: the help of `profile` would not fit a screen.
+        params = [param for param in self.get_params(ctx) if not getattr(param, "hidden", False)]
+        names = {param: _names(param, ctx) for param in params}
+        width = max(map(len, names.values()))
+        formatter.write("\n")
+        for title in [title for title in _GROUPS if title in map(_group, params)]:
+            rows = [(names[param].ljust(width), described(param)) for param in params if _group(param) == title]
+            formatter.write(f"{typer.style(title, bold=True)}\n")
+            with formatter.indentation():
+                formatter.write_dl(rows, col_max=width)
+
+
+def _names(param: Any, ctx: Any) -> str:
+    is_option = param.param_type_name == "option"
+    return str(param.get_help_record(ctx)[0] if is_option else param.metavar or param.name.upper())
+
+
+def described(param: Any) -> str:
+    """Return the help of an option or argument, with its default where the help does not state it."""
+    default, text = param.default, param.help or ""
+    has_default = default is not None and default is not False and default not in ((), "") and not callable(default)
+    return f"{text} Default: {default}." if has_default and "efault" not in text else text
 
 
 class Shell(TyperGroup):
     """The group of all commands; an EdgeOptError becomes `error: ...` and its exit code, usually 2."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # Every command takes --debug, before or behind its name, so that none has to declare it.
-        ctx.meta["edge_opt.debug"] = "--debug" in args
-        return super().parse_args(ctx, [word for word in args if word != "--debug"])
+        # Help in a pipe is as wide as on a usual terminal.
+        ctx.terminal_width = min(console_width(80 if sys.stdout.isatty() else 100), 100)
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            if not args:  # which shows the help
+                raise
+            raise self._ended(ctx, error, _usage_sentence(error, ctx), EdgeOptError.exit_code) from error
 
     def invoke(self, ctx: Any) -> Any:
+        token = _meta.set(ctx.meta)
         try:
             with show_progress(), _plain_deprecation_warnings():
                 return super().invoke(ctx)
+        except _UsageError as error:
+            raise self._ended(ctx, error, _usage_sentence(error, ctx), EdgeOptError.exit_code) from error
         except EdgeOptError as error:
-            raise self._ended(ctx, error, str(error), error.exit_code) from error
+            params = self.commands[ctx.invoked_subcommand].params
+            options = {param.name: max(param.opts, key=len) for param in params if param.param_type_name == "option"}
+            sentence = with_options(str(error), options)
+            if isinstance(error, TraceFailed) and "inputs" in options and "-i" not in sentence:
+                sentence += "; check --inputs"
+            raise self._ended(ctx, error, sentence, error.exit_code) from error
         except KeyboardInterrupt as error:
             raise self._ended(ctx, error, "interrupted; files that were finished are whole", _INTERRUPTED) from error
         except BrokenPipeError as error:
@@ -77,16 +167,76 @@ class Shell(TyperGroup):
             if error.errno is None:
                 raise
             raise self._ended(ctx, error, refused(error), EdgeOptError.exit_code) from error
+        finally:
+            _meta.reset(token)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, command, current_options(name or "", rest)
+        name, command, rest = super().resolve_command(ctx, current_words(args))
+        ctx.meta[_WORDS] = [*rest]  # the parser empties its own list
+        return name, command, rest
 
     def _ended(self, ctx: Any, error: BaseException, sentence: str, code: int) -> typer.Exit:
-        if ctx.find_root().meta["edge_opt.debug"]:
+        if ctx.meta.get(_DEBUG):
             traceback.print_exception(error)
         print_status(sentence if isinstance(error, KeyboardInterrupt) else f"error: {sentence}")
         return typer.Exit(code)
+
+
+# Typer brings a copy of click, or uses the one that is installed, by its version; its errors come from the same one.
+_UsageError: Any = typer.BadParameter.__base__
+_WORDS = "edge_opt.words"
+
+
+def _usage_sentence(error: Any, ctx: Any) -> str:
+    """Describe a command or an option that does not exist, is missing or has an unusable value, in one sentence."""
+    message = error.format_message().rstrip(".")
+    names = [*getattr(getattr(error, "param", None), "opts", ())]
+    words = ctx.meta.get(_WORDS, [])
+    values = [value for name, value in pairwise(words) if name in names]
+    values += [value for name, equals, value in (word.partition("=") for word in words) if equals and name in names]
+    if values:
+        # Typer does not repeat the value, and continues its reason behind a comma.
+        message = f"{max(names, key=len)} is {values[-1]!r}; {message.partition(': ')[2].partition(',')[0]}"
+    command = "edge-opt" if error.ctx is None or error.ctx.parent is None else f"edge-opt {error.ctx.info_name}"
+    return f"{message[:1].lower()}{message[1:]}; `{command} -h` shows what is allowed"
+
+
+# Parameters of Python functions and keys of a configuration whose options have other names.
+_OPTIONS = {
+    "example_inputs": "inputs",
+    "kwargs": "inputs",
+    "ignored": "ignore",
+    "ram_gib": "ram",
+    "remedies": "suggest",
+    "min_time_s": "min_time",
+    "precisions": "precision",
+    "runtimes": "runtime",
+    "budgets": "budget",
+    "constraints": "budget",
+    "pruning_levels": "prune",
+}
+# `name=`, with a literal behind it or alone, but not in a call such as `Net(width=2)`; and `name is` at the beginning.
+_PARAMETER = re.compile(r"""(?<![\w.(-])([a-z]\w*)=(?:(['"])([^'"]*)\2|(\d[\d.]*\d|\d)|True\b|(?=[\s,;:.)]|$))""")
+_SUBJECT = re.compile(r"^([a-z]\w*)(?:\[\d+\])?(?=: | (?:is|has|names|needs|must|cannot|requires) )")
+
+
+def with_options(message: str, options: Mapping[str, str]) -> str:
+    """Return the error of a Python function with options in place of its parameters.
+
+    >>> with_options("threads= requires target='host'", {"threads": "--threads", "target": "--target"})
+    '--threads requires --target host'
+    >>> with_options("threads is 0; write Net(threads=2)", {"threads": "--threads"})
+    '--threads is 0; write Net(threads=2)'
+    """
+
+    def option(match: re.Match[str]) -> str:
+        name = options.get(_OPTIONS.get(match[1], match[1]))
+        if name is None:
+            return match[0]
+        value = next((group for group in match.groups()[2:] if group), "")
+        return f"{name} {value}".rstrip()
+
+    return _PARAMETER.sub(option, _SUBJECT.sub(option, message))
 
 
 @contextmanager
@@ -110,10 +260,7 @@ def _plain_deprecation_warnings() -> Iterator[None]:
 def refused(error: OSError) -> str:
     """Describe an error of a file or a disk in one sentence."""
     where = f"use {error.filename}" if error.filename else "read or write"
-    return (
-        f"cannot {where}: {error.strerror}; free some space, allow reading and writing there, or choose another place, "
-        "and run the same again"
-    )
+    return f"cannot {where}: {error.strerror}; check its permissions and the space left, or choose another path"
 
 
 def run_to_the_end(command: Callable[[], object]) -> None:
@@ -185,17 +332,26 @@ def result_console(**options: Any) -> Console:
     return Result(width=result_width(), **options)
 
 
-def print_json(plain: Any) -> None:
-    """Print plain values as JSON."""
-    typer.echo(json.dumps(plain, indent=1, allow_nan=False))
+def print_json(document: Any) -> None:
+    """Print a document of `tagged`, or several, as JSON."""
+    typer.echo(json.dumps(document, indent=1, allow_nan=False))
 
 
-def print_record(record: Any, as_json: bool, plain: Callable[[Any], Any] = to_plain) -> None:
-    """Print a record as its sheet, or as the JSON of its plain values."""
+def tagged(kind: str, plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values with the name of their format, and the version of it, in front (docs/json.md).
+
+    >>> tagged("status", {"left": 2})
+    {'format': 'edge_opt.status', 'schema_version': 1, 'left': 2}
+    """
+    return {"format": f"edge_opt.{kind}", "schema_version": 1, **plain}
+
+
+def print_record(record: Any, kind: str, plain: Callable[[Any], Any] = to_plain) -> None:
+    """Print a record as its sheet, or with --json as the plain values of a format."""
     from edge_opt.report.sheets import record_text
 
-    if as_json:
-        print_json(plain(record))
+    if wants_json():
+        print_json(tagged(kind, plain(record)))
     else:
         typer.echo(record_text(record, result_width()))
 

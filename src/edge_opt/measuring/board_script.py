@@ -164,7 +164,7 @@ def make_inputs(file: Any, size: int, shapes: dict[str, list[int]]) -> list[Any]
             wanted[0] = size
         if not all(isinstance(dimension, int) for dimension in wanted):
             example = "x".join(str(dimension) if isinstance(dimension, int) else "1" for dimension in wanted)
-            raise Refused(f"the file leaves the shape of its input {name} open; give it with --input {name}:{example}")
+            raise Refused(f"the file leaves the shape of its input {name} open; give it with --inputs {name}:{example}")
         if name not in shapes and wanted and wanted[0] != size:
             raise Refused(f"the file takes {wanted[0]} samples per call, and {size} are requested")
         is_float = np.dtype(kind).kind == "f"

@@ -535,7 +535,7 @@ def diagnose(max_time_s: float = 5.0) -> Diagnosis:
 def machine_noise(max_time_s: float, environment: Environment) -> tuple[Latency, Comparison]:
     """Measure a fixed matrix product against itself, in `max_time_s` at most: its latency, and how well it repeats."""
     if not max_time_s > 0:
-        raise InvalidInput(f"the time to measure the noise is {max_time_s} s; it must be above 0, such as 5")
+        raise InvalidInput(f"seconds is {max_time_s}; it must be above 0, such as 5")
     matrix = torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(0))
 
     def product() -> object:

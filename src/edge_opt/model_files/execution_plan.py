@@ -192,7 +192,7 @@ def _check_input(value: FileValue, tensor: Any) -> None:
     if value.dtype is not None and torch_dtype(value.dtype) != tensor.dtype:
         raise InvalidInput(
             f"the input {value.name!r} is of {str(tensor.dtype).removeprefix('torch.')}, and the file takes "
-            f"{value.dtype}; write --input {identifier(value.name)}:{_shown(shape)}:{value.dtype}"
+            f"{value.dtype}; write --inputs {identifier(value.name)}:{_shown(shape)}:{value.dtype}"
         )
 
 

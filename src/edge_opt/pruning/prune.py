@@ -288,7 +288,7 @@ def _check_request(
         raise InvalidInput(f"{' and '.join(amounts)} are given; give one of them")
     if not amounts and not request.layers:
         raise InvalidInput(
-            "how much to prune is not said; give ratio=0.5, layers={...}, macs_target= or latency_target="
+            "nothing says how much to prune; pass ratio=0.5, layers=, macs_target=0.5 or latency_target=0.5"
         )
     if request.ratio is not None:
         check_share("ratio", request.ratio)

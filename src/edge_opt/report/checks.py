@@ -20,7 +20,7 @@ _MARKS = {"holds": "ok", "broken": "FAIL", "undecided": "?", "unknown": "FAIL"}
 
 def document(result: CheckResult) -> str:
     """Return everything, as JSON."""
-    plain = {"format": FORMAT, "passed": result.passed, **to_plain(result)}
+    plain = {"format": FORMAT, "schema_version": 1, "passed": result.passed, **to_plain(result)}
     return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
 

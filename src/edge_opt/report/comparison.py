@@ -19,7 +19,7 @@ from edge_opt.report.sheets import Cell, Column, Note, Sheet, Table, column, she
 from edge_opt.report.table import COLUMNS, SORT_COLUMNS
 from edge_opt.text import printable, spreadsheet
 
-FORMAT = "edge_opt.comparison"
+FORMAT, SCHEMA_VERSION = "edge_opt.comparison", 1
 # Figures of a layer, by the words of `--sort`; they are fields of `LayerFigures` and columns of a profile.
 SORT_KEYS = ("macs", "params", "time", "bytes", "peak", "activations", "flops")
 # Layers with none of these are not listed on a terminal: rows of 0 → 0 say little.
@@ -166,7 +166,8 @@ def shown_comparison(
 
 def document(comparison: ModelComparison) -> str:
     """Return everything, as JSON that `load_comparison` reads back exactly."""
-    return json.dumps({"format": FORMAT, **to_plain(comparison)}, indent=1, allow_nan=False) + "\n"
+    plain = {"format": FORMAT, "schema_version": SCHEMA_VERSION, **to_plain(comparison)}
+    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
 
 def load_comparison(path: str | os.PathLike[str]) -> ModelComparison:
@@ -177,7 +178,8 @@ def load_comparison(path: str | os.PathLike[str]) -> ModelComparison:
         raise UnreadableProfile(
             f"cannot read {str(path)!r}: {error}; comparison.save('NAME.json') writes it"
         ) from error
-    return read_record(ModelComparison, text, repr(str(path)), FORMAT, None, "compare the models again")
+    again = "compare the models again"
+    return read_record(ModelComparison, text, repr(str(path)), FORMAT, SCHEMA_VERSION, again, unversioned=True)
 
 
 def as_csv(comparison: ModelComparison) -> str:

@@ -61,9 +61,9 @@ def profile_sheet(
     """
     check_view(level, depth, sort, top)
     if sort == "time" and (profile.measurement is None or profile.measurement.layers is None):
-        raise InvalidInput("cannot sort by time: layers were not measured; profile with measure=True, or --measure")
+        raise InvalidInput("cannot sort by time: layers were not measured; profile with measure=True")
     if sort == "predicted" and (profile.prediction is None or level == "operators"):
-        cure = "choose another level" if profile.prediction else "profile with target=, or --target"
+        cure = "choose another level" if profile.prediction else "profile with target="
         raise InvalidInput(f"cannot sort by predicted: there is no prediction of {level}; {cure}")
     notes = summary_lines(profile, is_verbose=is_verbose)
     if level == "root":
@@ -384,7 +384,7 @@ def predicted_lines(predictions: Sequence[Prediction], *, is_verbose: bool = Tru
         hidden += len(prediction.energies) - len(energies) + len(prediction.remarks) - len(remarks)
     if hidden:
         what = "remark" if hidden == 1 else "remarks"
-        lines.append(("More", f"{hidden} {what} and sources: -v, or .prediction.remarks in Python"))
+        lines.append(("More", f"{hidden} {what} and sources: -o FILE.md, or .prediction.remarks in Python"))
     return lines
 
 

@@ -86,7 +86,7 @@ def load(path: str | os.PathLike[str]) -> ModelProfile:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UnreadableProfile(f"no file {str(path)!r}; profile.save('NAME.json') writes one") from None
+        raise UnreadableProfile(f"no file {str(path)!r}; `edge-opt profile -o FILE.json` writes a profile") from None
     except OSError as error:
         raise UnreadableProfile(f"cannot read {str(path)!r}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -99,10 +99,11 @@ def read_record(
     text: str,
     source: str,
     document_format: str,
-    version: int | None,
+    version: int,
     cure: str,
     fault_of: Callable[[R], str | None] = lambda record: None,
     refusal: type[EdgeOptError] = UnreadableProfile,
+    unversioned: bool = False,
 ) -> R:
     """Return the record of a JSON document; one that is cut off, of another kind or version, or damaged is refused.
 
@@ -111,10 +112,11 @@ def read_record(
         text: The document.
         source: What errors call it, such as the name of its file.
         document_format: What the document must name as its format.
-        version: The schema version that can be read; None for documents without one.
+        version: The schema version that can be read.
         cure: What to do about a file that cannot be read.
         fault_of: Says what in a record does not fit together, if anything.
         refusal: The error to raise.
+        unversioned: Whether documents without a schema version are read too, as 0.2 wrote them.
     """
     try:
         data = json.loads(text)
@@ -123,9 +125,9 @@ def read_record(
     if not isinstance(data, dict) or data.pop("format", None) != document_format:
         what = document_format.rpartition(".")[2]
         raise refusal(f'{source} is JSON, but not a {what}: it lacks "format": "{document_format}"')
-    written = data.get("schema_version")
+    written = data.get("schema_version", version if unversioned else None)
     if written != version:
-        is_newer = isinstance(written, int) and version is not None and written > version
+        is_newer = isinstance(written, int) and written > version
         cure = "upgrade edge-opt to read it" if is_newer else cure
         raise refusal(f"{source} has schema version {written!r}, and this edge_opt reads {version}; {cure}")
     names = {item.name for item in fields(cast(Any, kind))}
@@ -169,7 +171,7 @@ def time_line(profile: ModelProfile, level: Level = "leaves") -> str:
     """
     measured = profile.measurement
     if measured is None or measured.layers is None:
-        raise InvalidInput("a time line needs the measured times of layers; profile with measure=True (--measure)")
+        raise InvalidInput("a time line needs the measured times of layers; profile with measure=True")
     seconds = {layer.module: layer.seconds for layer in measured.layers.layers}
     begins_us: list[float] = []
     ends_us: list[float] = []

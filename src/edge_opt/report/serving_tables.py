@@ -25,7 +25,9 @@ def serving_document(reports: Reports) -> str:
         memory = to_plain(report.memory) | {name: getattr(report.memory, name) for name in derived}
         return {**to_plain(report), "memory": memory}
 
-    document = {"format": SERVING_FORMAT, "version": VERSION, "reports": [plain(report) for report in reports]}
+    # 0.2 wrote "version".
+    document = {"format": SERVING_FORMAT, "schema_version": VERSION, "version": VERSION}
+    document["reports"] = [plain(report) for report in reports]
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
@@ -56,7 +58,7 @@ def serving_sheet(report: ServingReport) -> Sheet:
 def _brief_comparison(comparison: ServingComparison) -> Sheet:
     first, asked, *remarks = _comparison_notes(comparison.reports)
     count = len(remarks)
-    more = [("Note", f"-v shows {count} remark{'s' * (count != 1)} and sources")] if count else []
+    more = [("Note", f"--json shows {count} remark{'s' * (count != 1)} and sources")] if count else []
     return Sheet(comparison.reports[0].model, (_comparison_table(comparison.reports),), (first, asked, *more))
 
 
@@ -129,7 +131,7 @@ def _notes(report: ServingReport, most: int | None = None) -> Iterator[Note]:
     yield from (("Note", remark) for remark in report.remarks[:most])
     hidden = 0 if most is None else len(report.remarks[most:])
     if hidden:
-        yield "More", f"{hidden} remark{'s' * (hidden != 1)}: -v shows them"
+        yield "More", f"{hidden} remark{'s' * (hidden != 1)}: -o FILE.md has them"
 
 
 def _title(report: ServingReport) -> str:

@@ -26,9 +26,9 @@ def brief_target_sheet(comparison: TargetComparison) -> Sheet:
     unknown = next((fit.prediction for fit in comparison.targets if fit.prediction.seconds is None), None)
     if count and unknown is not None and unknown.remarks:
         why = unknown.remarks[0].partition(" (")[0].partition(", so ")[0].replace(f" of {unknown.target}", "")
-        notes.append(("Note", f"{unknown.target}: {why}; {count} remarks: -v, or .notes"))
+        notes.append(("Note", f"{unknown.target}: {why}; {count} remarks: --json, or .notes"))
     elif count:
-        notes.append(("Note", f"{count} remark{'s' * (count != 1)} and sources: -v, or .notes in Python"))
+        notes.append(("Note", f"{count} remark{'s' * (count != 1)} and sources: --json, or .notes in Python"))
     return Sheet("", (_target_table(comparison.targets),), tuple(notes))
 
 

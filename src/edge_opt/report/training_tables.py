@@ -99,7 +99,7 @@ def _where(point: MemoryPoint) -> str:
 def training_document(step: TrainingStep) -> str:
     """Return the step as JSON, with the figures that follow from its fields."""
     derived = {name: getattr(step, name) for name in _DERIVED}
-    document = {"format": FORMAT, "version": VERSION, **derived, **to_plain(step)}
+    document = {"format": FORMAT, "schema_version": VERSION, "version": VERSION, **derived, **to_plain(step)}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 

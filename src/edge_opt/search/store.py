@@ -110,7 +110,7 @@ class Store:
         """Open the store of a folder for reading only."""
         path = folder / STORE_NAME
         if not path.exists():
-            raise UnreadableStore(f"{folder} holds no sweep: there is no {STORE_NAME} in it")
+            raise UnreadableStore(f"{folder} holds no sweep (no {STORE_NAME}); `edge-opt sweep -o {folder}` starts one")
         why = _problem(path)
         if why is not None:
             raise UnreadableStore(f"cannot read {path}: {why}; the next run there keeps it aside and begins anew")

@@ -344,7 +344,7 @@ def _hint(complaint: str, arguments: CallArguments) -> str:
     if sizes is not None and len(shapes) == 1 and int(sizes[1]) == int(sizes[2]) + 1 == len(shapes[0]) + 1:
         return f". The first number of a shape is the batch: {'x'.join(map(str, (1, *shapes[0])))}"
     if shapes and "to unpack" in complaint:
-        return ". A tuple or a dict of tensors comes from Python: --inputs file.py:make_inputs"
+        return ". A tuple or a dict of tensors comes from Python: -i file.py:make_inputs"
     if not any(words in complaint for words in _ABOUT_DTYPES):
         return ""
     for name, value in values:

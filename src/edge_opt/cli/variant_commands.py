@@ -1,0 +1,409 @@
+"""edge-opt compare, check, prune and convert: variants of a model, and whether they keep within budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from typer import Argument
+
+from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TABLE, configured_budgets, parse_budget, parse_increase
+from edge_opt.cli import arguments as shared
+from edge_opt.cli.arguments import (
+    LoadedCall,
+    is_profile,
+    load_batches,
+    loaded_call,
+    measuring,
+    option,
+    random_batches,
+    read_profile,
+    split_threads,
+)
+from edge_opt.cli.shell import (
+    NOT_SATISFIED,
+    not_satisfied,
+    print_record,
+    print_status,
+    result_console,
+    result_width,
+    wants_json,
+)
+from edge_opt.errors import ExportFailed, InvalidInput
+from edge_opt.loading import MODEL_FILES, Loaded
+from edge_opt.report.comparison import SORT_KEYS, check_choice
+from edge_opt.runtimes.registry import find_runtime, runtime_names, runtimes_by_ending
+from edge_opt.units import percent
+
+if TYPE_CHECKING:
+    from edge_opt.records.compression import Importance
+    from edge_opt.records.devices import Precision
+    from edge_opt.records.profiles import Budget, Increase, ModelComparison
+
+
+_CANDIDATE = "RUN#CANDIDATE"
+
+
+def _is_candidate(reference: str) -> bool:
+    """Return whether it names a candidate of a run; a file may have a # in its own name."""
+    return "#" in reference and not Path(reference.partition(":")[0]).exists()
+
+
+def _compare_candidates(references: Sequence[str]) -> ModelComparison:
+    """Compare candidates with the first of them; names of several runs include the run."""
+    import edge_opt as eo
+    from edge_opt.model_comparison import find_trial
+    from edge_opt.report.sweep_files import load_sweep
+
+    other = next((reference for reference in references if not _is_candidate(reference)), None)
+    if other is not None:
+        raise InvalidInput(f"{other!r} is not a candidate of a sweep; write {_CANDIDATE} for each")
+    pairs = [reference.rpartition("#")[::2] for reference in references]
+    trials = {(run, name): find_trial(load_sweep(run), name) for run, name in pairs}
+    several = len({run for run, _ in pairs}) > 1
+    names = [f"{pair[0]}#{trials[pair].candidate.label}" if several else trials[pair].candidate.label for pair in pairs]
+    return eo.compare(*(trials[pair] for pair in pairs), names=names)
+
+
+def compare(
+    models: Annotated[
+        list[str],
+        Argument(
+            metavar="A B [C...]",
+            help=f"Saved profiles (.json), candidates of sweeps ({_CANDIDATE}), or models: {shared.MODEL_FORMS}.",
+        ),
+    ],
+    inputs: shared.Inputs = None,
+    batch: shared.Batch = None,
+    measure: bool = option(False, "--measure", "Run the models too, and compare their latency."),
+    min_time: shared.MinTime = 1.0,
+    threads: int | None = option(None, "N", "Threads to measure with."),
+    sort: str | None = option(
+        None, "-s, --sort KEY", f"Sort by difference in {', '.join(SORT_KEYS)}. Default: the order of the layers."
+    ),
+    top: int | None = option(None, "-n, --top N", "Only the N layers that differ most."),
+    everything: bool = option(False, "--all", "Show the layers that are the same too."),
+    output: list[Path] | None = option(None, "-o, --output FILE", "Save as .json, .csv, .md, .html or .txt."),
+) -> None:
+    """Show what differs between models, layer by layer; the first is the baseline.
+
+    \b
+    edge-opt compare before.json after.json
+    edge-opt compare torchvision:resnet18 torchvision:resnet34 -i 1x3x224x224 --sort params --top 10
+    edge-opt compare main.json branch.json -o comparison.md -o comparison.html
+    edge-opt compare runs/mnist#baseline runs/mnist#best 'runs/mnist#prune 0.5 int8 onnxruntime'
+    """
+    import edge_opt as eo
+    from edge_opt.records.profiles import ModelComparison
+    from edge_opt.report.comparison import shown_comparison
+    from edge_opt.report.save import writer_for
+    from edge_opt.report.sheets import print_sheet, record_document
+
+    if len(models) < 2:
+        raise InvalidInput(f"only {models[0]!r} was given; name at least two profiles or models to compare")
+    if wants_json() and (sort is not None or top is not None or everything):
+        raise InvalidInput("--json prints the whole comparison; drop it, or drop --sort, --top and --all")
+    check_choice(sort, top)
+    for path in output or []:
+        writer_for(ModelComparison, path)
+    if any(map(_is_candidate, models)):
+        if measure or inputs or batch is not None:
+            raise InvalidInput("candidates were measured in their sweep; drop --measure, --inputs and --batch")
+        comparison = _compare_candidates(models)
+    else:
+        with measuring(measure, min_time, threads) as options:
+            profiles = [read_profile(model, options, inputs, batch) for model in models]
+        # A saved profile is shown by its own name and its file, a model as it was named.
+        names = [
+            f"{profile.name} ({model})" if is_profile(model) else model
+            for model, profile in zip(models, profiles, strict=True)
+        ]
+        comparison = eo.compare(*profiles, names=names)
+    if wants_json():
+        typer.echo(record_document(comparison), nl=False)
+    else:
+        shown = shown_comparison(comparison, sort, top, everything=everything)
+        print_sheet(result_console(highlight=False), shown)
+    for path in output or []:
+        print_status(f"saved to {comparison.save(path)}")
+
+
+def check(
+    subject: Annotated[str, Argument(metavar="PROFILE|MODEL", help=f"Saved profile (.json), or {shared.MODEL_FORMS}.")],
+    inputs: shared.Inputs = None,
+    batch: shared.Batch = None,
+    budget: list[str] | None = option(
+        None, "BUDGET", f"'macs <= 600M'; repeatable. Default: {TABLE} in pyproject.toml."
+    ),
+    baseline: str | None = option(None, "FILE|MODEL", "Earlier profile (.json) or model."),
+    max_increase: list[str] | None = option(
+        None, "METRIC=SHARE", "Largest increase over the baseline, such as peak_memory=5%."
+    ),
+    optimizer: str = option("adamw", "NAME", "Optimizer for train_flops and train_peak_memory_mb."),
+    strict: bool = option(False, "--strict", "Exit with 1 also where noise hides whether a budget is kept."),
+    target: shared.Target = None,
+    precision: shared.TargetPrecision = "fp32",
+    runtime: shared.Runtime = None,
+    threads: shared.Threads = None,
+    min_time: shared.MinTime = 1.0,
+    output: list[Path] | None = option(
+        None, "-o, --output FILE", "Save as .md (also without a suffix), .xml (JUnit), .json, .html or .txt."
+    ),
+) -> None:
+    """Check whether a model keeps its budgets. Exit code 0: it does; 1: it does not; 2: wrong use.
+
+    \b
+    edge-opt check profile.json --budget "macs <= 600M" --budget "peak_memory_mb <= 64"
+    edge-opt check net.py:Net -i 1x3x32x32 -t raspberry-pi-4 --threads 1 --budget "predicted_ms <= 50"
+    edge-opt check net.py:Net -i 1x3x32x32 --baseline old.py:Net --max-increase latency=2%
+    edge-opt check net.py:Net -i 1x3x32x32 -o budget.md -o budget.xml
+    """
+    import edge_opt as eo
+    from edge_opt._support.files import write_named
+    from edge_opt.records.profiles import CheckResult
+    from edge_opt.report.save import writer_for
+    from edge_opt.report.sheets import record_document, record_text
+
+    # GitHub's step summary is a file without a suffix, for Markdown.
+    writers = {path: writer_for(CheckResult, path if path.suffix else f"{path}.md") for path in output or []}
+    budgets, increases = _limits(budget or [], max_increase or [], baseline is not None)
+    if is_profile(subject) and baseline is not None and not is_profile(baseline):
+        raise InvalidInput(f"--baseline {baseline} is a model, and {subject} is a profile; give two of a kind")
+    names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
+    needs_run = any(PROFILE_METRICS[name].is_measured for name in names) and not is_profile(subject)
+    here, there = split_threads(threads, needs_run, target)
+    options: dict[str, Any] = {
+        "baseline": baseline,
+        "max_increase": [increase.text for increase in increases],
+        "on_undecided": "fail" if strict else "pass",
+        "target": target,
+        "precision": cast("Precision", precision),
+        "runtime": runtime,
+        "threads": there,
+        "optimizer": optimizer,
+    }
+    with measuring(needs_run, min_time, here, "--target or a budget on latency") as measure:
+        if is_profile(subject):
+            result = eo.check(subject, *budgets, **options)
+        else:
+            with loaded_call(subject, inputs, batch) as call:
+                loaded = Loaded(call.model, call.name)
+                result = eo.check(loaded, *budgets, inputs=call.inputs, kwargs=call.kwargs, measure=measure, **options)
+    if wants_json():
+        typer.echo(record_document(result), nl=False)
+    else:
+        typer.echo(record_text(result, result_width()))
+    for path in output or []:
+        print_status(f"saved to {write_named(path, writers[path](result))}")
+    if not result.passed:
+        raise typer.Exit(NOT_SATISFIED)
+
+
+def _limits(
+    budget: Sequence[str], max_increase: Sequence[str], has_baseline: bool
+) -> tuple[list[Budget], list[Increase]]:
+    """Return the limits of the command line, or else those of pyproject.toml."""
+    budgets = [parse_budget(text, PROFILE_METRICS) for text in budget] or list(configured_budgets(Path.cwd()))
+    increases = [parse_increase(text) for text in max_increase]
+    if not budgets and not increases:
+        raise InvalidInput(
+            f"no budget to check; add --budget 'macs <= 600M', --baseline FILE --max-increase macs=5%, or {TABLE} in "
+            "pyproject.toml"
+        )
+    if increases and not has_baseline:
+        raise InvalidInput("--max-increase requires --baseline: an earlier profile (.json) or model")
+    return budgets, increases
+
+
+def _source(model: str, taken: tuple[str, ...] = ()) -> str:
+    """Return the reference; a file is refused, because pruning and conversion need the model that it was made from."""
+    if model.lower().endswith(MODEL_FILES) and not model.lower().endswith(taken):
+        raise InvalidInput(
+            f"{model!r} is a file with a finished graph, which cannot be changed; give the model's source: net.py:Net"
+        )
+    return model
+
+
+def prune(
+    model: shared.ModelArgument,
+    inputs: shared.Inputs = None,
+    weights: Path | None = option(
+        None, "-w, --weights FILE", "Weights to load: .safetensors, or .pt with tensors only."
+    ),
+    ratio: list[str] | None = option(
+        None, "-r, --ratio [NAME=]RATIO", "Share of the channels to remove, of all layers or of one."
+    ),
+    macs_target: float | None = option(None, "SHARE", "Share of the MACs to keep."),
+    latency_target: float | None = option(None, "SHARE", "Share of the latency to keep, on --target."),
+    importance: str = option("auto", "NAME", "Which channels go: by weights (group) or random. Default: group."),
+    ignore: list[str] | None = option(None, "NAME", "Layer or module that is not pruned; repeatable."),
+    round_to: str = option("auto", "N", "Keep a multiple of N channels. Default: auto, fast on the target."),
+    seed: int = option(0, "N", "Seed of --importance random."),
+    target: shared.Target = None,
+    runtime: shared.Runtime = None,
+    threads: int | None = option(None, "N", "Threads of the runtime on the target."),
+    output: Path | None = option(None, "-o, --output DIR", "Save the pruned model, without pickles."),
+    strict: bool = option(False, "--strict", "Exit with 1 if a target is missed by more than 10 %."),
+) -> None:
+    """Remove the least important channels and heads, verify the result, and save it.
+
+    \b
+    edge-opt prune torchvision:resnet18 -i 1x3x224x224 --ratio 0.5 -o pruned
+    edge-opt prune net.py:Net -i 1x3x32x32 --macs-target 0.5 --ignore stem
+    edge-opt prune net.py:Net -i 1x3x32x32 --ratio block.conv1=0.3 --json
+    """
+    if importance in ("taylor", "reconstruction"):
+        raise InvalidInput(
+            f"--importance {importance} needs data; use group or random, or eo.prune with loader= in Python"
+        )
+    if not (ratio or macs_target or latency_target):
+        raise InvalidInput("nothing says how much to prune; add --ratio 0.5, --macs-target 0.5 or --latency-target 0.5")
+    if latency_target is not None and target is None:
+        raise InvalidInput("--latency-target requires --target: a device, a calibration file or host")
+    from edge_opt import compress
+
+    ratios = dict(_layer_ratio(text) for text in ratio or [])
+    with loaded_call(_source(model), inputs) as call:
+        if weights is not None:
+            compress.load_weights(call.model, weights)
+        pruned = compress.prune(
+            call.model,
+            call.inputs,
+            ratios.pop("", None),
+            kwargs=call.kwargs,
+            layers=ratios,
+            macs_target=macs_target,
+            latency_target=latency_target,
+            target=target,
+            runtime=runtime,
+            threads=threads,
+            importance=cast("Importance", importance),
+            round_to=int(round_to) if round_to.isdecimal() else cast("Any", round_to),
+            ignored=ignore or (),
+            seed=seed,
+        )
+    saved = None if output is None else compress.save_pruned(pruned, output)
+    print_record(pruned, "pruned", lambda record: record.to_dict() | {"saved": None if saved is None else str(saved)})
+    if saved is not None:
+        print_status(f"saved to {saved}; compress.load_pruned({str(saved)!r}, factory) builds it again")
+    if strict and (macs_target or latency_target) and pruned.shortfalls:
+        raise not_satisfied("the target is missed by more than 10 %")
+
+
+def _layer_ratio(text: str) -> tuple[str, float]:
+    """Return a layer and its ratio; a ratio of every layer has an empty name."""
+    name, _, value = text.rpartition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise InvalidInput(
+            f"--ratio {text!r} cannot be read; write a share such as 0.5, or LAYER=RATIO such as layer1.0.conv1=0.3"
+        ) from None
+
+
+def convert(
+    model: shared.ModelArgument,
+    inputs: shared.Inputs = None,
+    precision: str | None = option(
+        None, "NAME", "fp32, fp16, bf16, int8, or int4 (weights only). Default: int8 with --calibration, else fp32."
+    ),
+    runtime: str | None = option(
+        None, "NAME", f"{', '.join(runtime_names())}. Default: by the suffix of --output, else onnxruntime."
+    ),
+    scheme: str = option(
+        "auto", "NAME", "How int8 is made: static (ranges from calibration), dynamic, weights (weight-only) or auto."
+    ),
+    keep_float: list[str] | None = option(None, "LAYER", "Layer to keep in float; repeatable. auto: as few as needed."),
+    calibration: str | None = option(
+        None, "-c, --calibration REF", "Real inputs for int8: file.py:NAME, a loader or batches; random: noise."
+    ),
+    calibration_batches: int = option(32, "N", "Most calibration batches to use."),
+    verify_on: str | None = option(None, "REF", "Batches to compare on. Default: the calibration, else --inputs."),
+    max_difference: float | None = option(
+        None,
+        "SHARE",
+        "Largest difference of outputs, as a share of their mean. Default: fp32 0.01, fp16 0.05, int8 0.2.",
+    ),
+    min_agreement: float | None = option(None, "SHARE", "Exit with 1 below this top-1 agreement."),
+    output: Path = option(
+        Path(),
+        "-o, --output FILE|DIR",
+        "File (.onnx, .tflite, .pte), or folder for MODEL.PRECISION.SUFFIX. Default: this folder.",
+    ),
+) -> None:
+    """Convert a model to a precision and a runtime, run it, and show how far its outputs agree.
+
+    \b
+    edge-opt convert net.py:Net -i 1x3x32x32 -o net.onnx
+    edge-opt convert net.py:Net -i 1x3x32x32 --precision int8 --calibration data.py:loader -o out/
+    edge-opt convert model.onnx --precision int8 --scheme dynamic -o model.int8.onnx
+    """
+    import edge_opt as eo
+    from edge_opt.report.record_sheets import conversion_document
+    from edge_opt.runtimes.convert import convert as convert_model
+
+    if min_agreement is not None and not 0 <= min_agreement <= 1:
+        raise InvalidInput(f"--min-agreement is {min_agreement}; it is a share from 0 to 1, such as 0.99")
+    precision = precision or ("fp32" if calibration is None else "int8")
+    is_quantized = precision in ("int8", "int4")
+    runtime, folder, filename = _destination(output, runtime)
+    source = _source(model, (".onnx", ".pt2") if is_quantized else (".pt2",))
+    with loaded_call(source, inputs) as call:
+        try:
+            converted = convert_model(
+                call.model,
+                call.inputs,
+                precision,
+                runtime,
+                kwargs=call.kwargs,
+                calibration=_calibration(calibration, call, calibration_batches),
+                calibration_batches=calibration_batches,
+                output=folder,
+                filename=filename,
+                keep_float="auto" if keep_float == ["auto"] else keep_float or (),
+                verify_on=None if verify_on is None else load_batches(verify_on),
+                # A file in float may be for another machine: what it runs in on this one is shown, not required.
+                require_precision=is_quantized,
+                max_difference=max_difference,
+                scheme=scheme,
+            )
+        except ExportFailed:
+            # Inputs of a wrong shape are the usual reason, and the trace names them better than an exporter does.
+            eo.profile(call.model, call.inputs, kwargs=call.kwargs)
+            raise
+    print_record(converted, "converted", conversion_document)
+    print_status(f"saved to {converted.path}")
+    _check_agreement(converted.agreement.top1, min_agreement)
+
+
+def _destination(output: Path, runtime: str | None) -> tuple[str, Path, str | None]:
+    """Return the runtime, the folder, and the name of the file unless it follows from the model."""
+    endings = runtimes_by_ending()
+    if output.suffix not in endings:
+        if output.suffix and not output.is_dir():
+            raise InvalidInput(f"--output {output} must end in {', '.join(endings)}, or be a folder that exists")
+        return runtime or "onnxruntime", output, None
+    if runtime is not None and f".{find_runtime(runtime).suffix}" != output.suffix:
+        raise InvalidInput(f"--runtime {runtime} writes .{find_runtime(runtime).suffix} files, not {output}")
+    return runtime or endings[output.suffix], output.parent, output.name
+
+
+def _calibration(reference: str | None, call: LoadedCall, count: int) -> Iterable[Any] | None:
+    """Return the batches that a reference names, or noise."""
+    if reference is None:
+        return None
+    if reference != "random":
+        return load_batches(reference)
+    print_status("calibrated on noise: agreement and accuracy of this file say nothing about real inputs")
+    return random_batches(call.inputs or [], call.kwargs, min(count, 4))
+
+
+def _check_agreement(top1: float | None, min_agreement: float | None) -> None:
+    if min_agreement is None:
+        return
+    if top1 is None:
+        raise InvalidInput("--min-agreement needs a model whose first output is one row of scores per sample")
+    if top1 < min_agreement:
+        raise not_satisfied(f"top-1 agreement is {percent(top1)}, below the {percent(min_agreement)} asked for")
