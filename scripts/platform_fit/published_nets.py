@@ -7,7 +7,6 @@ layer before them, as in `edge_opt.boards.class_costs`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -483,27 +482,27 @@ def _ncnn_works(number: int, layer: Mapping[str, Any]) -> list[LayerWork]:
     kind = layer["t"]
     base = LayerWork("move", number, layer["macs"], layer["params"], layer["iN"], layer["oN"])
     if kind == "conv":
-        work = replace(
-            base, kind="conv", channels=layer["ci"] // layer["g"], groups=layer["g"], kernel=tuple(layer["k"]),
+        work = base._replace(
+            kind="conv", channels=layer["ci"] // layer["g"], groups=layer["g"], kernel=tuple(layer["k"]),
             stride=layer["s"], places=(layer["h"], layer["w"]),
         )  # fmt: skip
         return [as_linear(work, 1)]
     if kind in ("fc", "gemm"):
-        return [replace(base, kind="linear", rows=layer["rows"])]
+        return [base._replace(kind="linear", rows=layer["rows"])]
     if kind == "mha":  # four projections, and two products of activations
         attention = 2 * layer["L"] ** 2 * layer["E"]
-        projections = replace(base, kind="linear", rows=layer["L"], macs=layer["macs"] - attention)
+        projections = base._replace(kind="linear", rows=layer["L"], macs=layer["macs"] - attention)
         return [projections, LayerWork("product", number, macs=attention, is_attention=True)]
     if kind == "det":
         # Boxes and their suppression; priors are made from shapes, and YOLO's heads only pass over their input.
-        return [replace(base, kind="detection")] if layer.get("n") == "DetectionOutput" else [_head(base, layer)]
+        return [base._replace(kind="detection")] if layer.get("n") == "DetectionOutput" else [_head(base, layer)]
     if kind == "move":
-        return [replace(base, reads=base.writes)]
+        return [base._replace(reads=base.writes)]
     if kind not in _NCNN_KINDS:
         raise InvalidInput(f"layer {number} has the type {kind!r}; known are conv, fc, gemm, mha, det, move and "
                            f"{', '.join(_NCNN_KINDS)}")  # fmt: skip
-    return [replace(base, kind=_NCNN_KINDS[kind])]
+    return [base._replace(kind=_NCNN_KINDS[kind])]
 
 
 def _head(base: LayerWork, layer: Mapping[str, Any]) -> LayerWork:
-    return replace(base, reads=0 if layer.get("n") == "PriorBox" else base.reads)
+    return base._replace(reads=0 if layer.get("n") == "PriorBox" else base.reads)

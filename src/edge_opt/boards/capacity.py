@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from edge_opt.boards.fused_layers import ITEMSIZE, WEIGHT_ITEMSIZE, floating_itemsize
-from edge_opt.records.costs import OUTSIDE, Role, TensorInfo, Trace
+from edge_opt.records.costs import OUTSIDE, Role, Trace
 from edge_opt.records.devices import SCRATCH_IS_APART as SCRATCH_IS_APART
 from edge_opt.records.devices import Precision
 from edge_opt.records.predictions import MemoryKind, MemoryNeed
@@ -60,7 +60,10 @@ def peak_memory(
     if not any(saved):
         live = profile.peak.planner_bytes if is_planned else profile.peak.live_bytes
     else:
-        live = _planner_peak(trace, saved) if is_planned else _eager_peak(trace, saved)
+        # Rules of cost need torch, and budgets on a saved profile do not.
+        from edge_opt.cost.totals import planner_bound
+
+        live = planner_bound(trace, saved) if is_planned else _eager_peak(trace, saved)
     return MemoryNeed(
         weight_bytes=totals.param_bytes - of("parameter"),
         buffer_bytes=totals.buffer_bytes - of("buffer"),
@@ -90,33 +93,22 @@ def _widths(precision: Precision | None, layers: Mapping[str, str] | None) -> Ca
 def _saved(trace: Trace, width_of: Callable[[str, Role], float | None]) -> list[int]:
     """Return the bytes by which each storage is smaller than it was traced."""
     saved = [0] * len(trace.storages)
-    for number, tensor, path in _uses(trace):
-        size, storage = floating_itemsize(tensor.dtype), trace.storages[number]
-        width = width_of(path, storage.role)
-        if not size or width is None:
-            continue
-        if width == 1 and (storage.role == "input" or (storage.role != "activation" and len(tensor.shape) < 2)):
-            continue
-        if width < 1 and len(tensor.shape) < 2:
-            width = ITEMSIZE["int4"]
-        saved[number] = storage.nbytes - int(storage.nbytes // size * width)
-    return saved
-
-
-def _uses(trace: Trace) -> Iterator[tuple[int, TensorInfo, str]]:
-    """Yield each storage that an operator reads or writes, the tensor there, and the operator's module."""
     for call in trace.ops:
         signature, path = trace.signatures[call.signature], trace.modules[call.module].path
-        yield from ((number, tensor, path) for number, tensor in zip(call.reads, signature.inputs, strict=True))
+        uses = [*zip(call.reads, signature.inputs, strict=True)]
         if len(call.creates) == len(signature.outputs):
-            yield from ((number, tensor, path) for number, tensor in zip(call.creates, signature.outputs, strict=True))
-
-
-def _planner_peak(trace: Trace, saved: list[int]) -> int:
-    # Rules of cost need torch, and budgets on a saved profile do not.
-    from edge_opt.cost.totals import planner_bound
-
-    return planner_bound(trace, saved)
+            uses += zip(call.creates, signature.outputs, strict=True)
+        for number, tensor in uses:
+            size, storage = floating_itemsize(tensor.dtype), trace.storages[number]
+            width = width_of(path, storage.role)
+            if not size or width is None:
+                continue
+            if width == 1 and (storage.role == "input" or (storage.role != "activation" and len(tensor.shape) < 2)):
+                continue
+            if width < 1 and len(tensor.shape) < 2:
+                width = ITEMSIZE["int4"]
+            saved[number] = storage.nbytes - int(storage.nbytes // size * width)
+    return saved
 
 
 def _eager_peak(trace: Trace, saved: list[int]) -> int:

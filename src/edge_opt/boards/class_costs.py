@@ -124,12 +124,13 @@ class ModelWork(Record):
         if not self.works:
             return np.zeros((1, len(CLASSES)))
         is_outside = 0 < conventions.flash_weights < sum(work.weights for work in self.works)
-        works = (_read_again(work) for work in self.works) if is_outside else self.works
-        return np.array([_quantities(work, conventions) for work in works])
+        return np.array([_quantities(work, conventions, is_outside) for work in self.works])
 
 
-def _quantities(work: LayerWork, conventions: KernelConventions) -> Vector:
-    """Return one layer's amounts of every class."""
+def _quantities(work: LayerWork, conventions: KernelConventions, is_outside: bool) -> Vector:
+    """Return one layer's amounts of every class; `is_outside`: its weights are read from flash outside the chip."""
+    if is_outside and work.kind == "conv" and prod(work.kernel) > 1 and work.groups == 1:
+        work = work._replace(macs=round(OUTSIDE_FLASH * work.macs))
     amounts: dict[str, float] = {"layers": 1}
     passed = _passed(work.reads, conventions.cache_elements) + _passed(work.writes, conventions.cache_elements)
     if work.kind == "conv":
@@ -156,12 +157,6 @@ def _quantities(work: LayerWork, conventions: KernelConventions) -> Vector:
         row[_AT[name]] = value
     scaled: Vector = row * _UNIT
     return scaled
-
-
-def _read_again(work: LayerWork) -> LayerWork:
-    """Return the layer with its MACs at what they cost where its weights are outside the chip, in MACs inside it."""
-    is_larger = work.kind == "conv" and prod(work.kernel) > 1 and work.groups == 1
-    return work._replace(macs=round(OUTSIDE_FLASH * work.macs)) if is_larger else work
 
 
 def _conv_class(work: LayerWork) -> str:

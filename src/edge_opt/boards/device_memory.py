@@ -331,24 +331,21 @@ def device_memory(profile: ModelProfile, device: str = "cuda", settings: str | A
         if nbytes:
             allocator.allocate(nbytes)
     resident_bytes = allocator.allocated_bytes
-    start = _moment(allocator, resident_bytes, resident_bytes)
-    moments, sizes = _replayed(trace, allocator)
-    allocated = [moment.allocated for moment in moments]
-    peak = allocated.index(max(allocated)) if moments else None
+    requested_bytes, reserved_bytes = allocator.requested_bytes, allocator.reserved_bytes
+    tape, around, sizes = _replayed(trace, allocator)
+    allocated = [point.allocated_bytes for point in tape]
+    peak = allocated.index(max(allocated)) if tape else None
     return DeviceMemory(
         device=device,
         source=SOURCE,
         resident_bytes=resident_bytes,
-        requested_bytes=max(moment.requested for moment in (start, *moments)),
+        requested_bytes=max([requested_bytes, *(point.requested_bytes for point in tape)]),
         allocated_bytes=resident_bytes if peak is None else allocated[peak],
-        reserved_bytes=max(moment.reserved for moment in (start, *moments)),
+        reserved_bytes=max([reserved_bytes, *(point.reserved_bytes for point in tape)]),
         peak_op=peak,
         peak_module="" if peak is None else trace.modules[trace.ops[peak].module].path,
-        modules=tuple(_modules(trace, moments, sizes, resident_bytes)),
-        tape=tuple(
-            DeviceMemoryPoint(call.index, call.module, moment.requested, moment.allocated, moment.reserved)
-            for moment, call in zip(moments, trace.ops, strict=True)
-        ),
+        modules=tuple(_modules(trace, allocated, around, sizes, resident_bytes)),
+        tape=tuple(tape),
         notes=tuple(_notes(trace)),
     )
 
@@ -361,25 +358,12 @@ def _notes(trace: Trace) -> Iterator[str]:
         yield _NO_ORDER
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """Bytes around one operator: allocated before it and after it, and the most of each kind while it runs."""
-
-    before: int
-    after: int
-    requested: int
-    allocated: int
-    reserved: int
-
-
-def _moment(allocator: CachingAllocator, before: int, after: int) -> _Moment:
-    return _Moment(before, after, allocator.requested_bytes, allocator.allocated_bytes, allocator.reserved_bytes)
-
-
-def _replayed(trace: Trace, allocator: CachingAllocator) -> tuple[list[_Moment], dict[int, int]]:
+def _replayed(
+    trace: Trace, allocator: CachingAllocator
+) -> tuple[list[DeviceMemoryPoint], list[tuple[int, int]], dict[int, int]]:
     """Run every operator in order: what died before it is freed, then what it makes is allocated.
 
-    Returns the moment of each operator, and the size of the block of each storage.
+    Returns the most while each operator runs, the bytes allocated before and after it, and the block of each storage.
     """
     born: dict[int, list[int]] = defaultdict(list)
     died: dict[int, list[int]] = defaultdict(list)
@@ -390,7 +374,8 @@ def _replayed(trace: Trace, allocator: CachingAllocator) -> tuple[list[_Moment],
                 died[max(storage.died, storage.born + 1)].append(number)
     blocks: dict[int, Block] = {}
     sizes: dict[int, int] = {}
-    moments = []
+    tape: list[DeviceMemoryPoint] = []
+    around: list[tuple[int, int]] = []
     for call in trace.ops:
         for number in died[call.index]:
             allocator.free(blocks.pop(number))
@@ -398,20 +383,23 @@ def _replayed(trace: Trace, allocator: CachingAllocator) -> tuple[list[_Moment],
         for number in born[call.index]:
             blocks[number] = block = allocator.allocate(trace.storages[number].nbytes)
             sizes[number] = block.size
-        after = allocator.allocated_bytes
+        around.append((before, allocator.allocated_bytes))
         scratch_bytes = trace.signatures[call.signature].scratch_bytes
         scratch = allocator.allocate(scratch_bytes) if scratch_bytes > _A_NUMBER else None
-        moments.append(_moment(allocator, before, after))
+        held = allocator.requested_bytes, allocator.allocated_bytes, allocator.reserved_bytes
+        tape.append(DeviceMemoryPoint(call.index, call.module, *held))
         if scratch is not None:
             allocator.free(scratch)
-    return moments, sizes
+    return tape, around, sizes
 
 
-def _modules(trace: Trace, moments: Sequence[_Moment], sizes: Mapping[int, int], base: int) -> Iterator[ModuleMemory]:
+def _modules(
+    trace: Trace, most: Sequence[int], around: Sequence[tuple[int, int]], sizes: Mapping[int, int], base: int
+) -> Iterator[ModuleMemory]:
     """Yield what each module call finds, adds and reaches, above what was there before the forward."""
     for call, (first, end) in zip(trace.modules, _spans(trace), strict=True):
         if first == end:
-            before = moments[first].before if first < len(moments) else moments[-1].after if moments else base
+            before = around[first][0] if first < len(around) else around[-1][1] if around else base
             yield ModuleMemory(call.index, call.path, before - base, 0, before - base)
             continue
         # Tensors created in a call and released before the next operator are its local variables.
@@ -421,9 +409,8 @@ def _modules(trace: Trace, moments: Sequence[_Moment], sizes: Mapping[int, int],
             for number in op.creates
             if trace.storages[number].died == end
         )
-        before, after = moments[first].before, moments[end - 1].after - dropped
-        most = max(moment.allocated for moment in moments[first:end])
-        yield ModuleMemory(call.index, call.path, before - base, after - before, most - base)
+        before, after = around[first][0], around[end - 1][1] - dropped
+        yield ModuleMemory(call.index, call.path, before - base, after - before, max(most[first:end]) - base)
 
 
 def _spans(trace: Trace) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from edge_opt.boards.roofline import LOWER_BOUNDS, NO_OVERHEAD, EngineLimits, ch
 from edge_opt.boards.targets import ResolvedTarget, Target, platforms_of, resolve_target
 from edge_opt.calibration.predict import predict
 from edge_opt.errors import InvalidInput
-from edge_opt.measuring.energy import BYTE_PJ, OPERATION_PJ
+from edge_opt.measuring.energy import BYTE_PJ, OPERATION_PJ, operation_pj, table_note
 from edge_opt.records.devices import Bound, DeviceSpec, Engine, Figure, Power, Precision
 from edge_opt.records.measurements import Energy
 from edge_opt.records.predictions import LayerPrediction, Prediction
@@ -287,14 +287,6 @@ def _timed(items: Sequence[MemoryPass], roof: EngineLimits, overheads: _Overhead
     )
 
 
-def _cure(spec: DeviceSpec, precision: str) -> str:
-    """Say what to do where a device's figures give no time: ask for a precision that was timed, or type in times."""
-    timed = next((platform for platform in platforms_of(spec) if platform.precision != precision), None)
-    if timed is not None:
-        return f"times with {timed.runtime} are known in {timed.precision}: ask for precision={timed.precision!r}"
-    return "type in a few that you measured: `edge-opt board my-board --time NET=MS`"
-
-
 def _remarks(
     profile: ModelProfile,
     spec: DeviceSpec,
@@ -305,7 +297,11 @@ def _remarks(
 ) -> Iterator[str]:
     if roof.bandwidth is None:
         why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none in a data sheet"
-        yield f"the bandwidth of {spec.name} is unknown ({why}), so there is no time; {_cure(spec, roof.precision)}"
+        timed = next((platform for platform in platforms_of(spec) if platform.precision != roof.precision), None)
+        remedy = "type in a few that you measured: `edge-opt board my-board --time NET=MS`"
+        if timed is not None:
+            remedy = f"times with {timed.runtime} are known in {timed.precision}: ask for precision={timed.precision!r}"
+        yield f"the bandwidth of {spec.name} is unknown ({why}), so there is no time; {remedy}"
     elif roof.peak is None:
         yield (
             f"the peak of {spec.name} in {roof.precision} ({roof.engine}) is unknown: this is what memory takes alone, "
@@ -360,7 +356,12 @@ def _with_energies(
         is_lower_bound: Whether some operators have no cost rule.
     """
     power = None if spec is None else working_power(spec)
-    proxy = None if power is None or prediction.seconds is None else _proxy(power, prediction.seconds)
+    proxy = None
+    if power is not None and prediction.seconds is not None:
+        watts, figure = power.figure.value, power.figure
+        drawn = f"{watts:g} W ({power.state}; {figure.kind}: {figure.source})"
+        note = f"proxy, not measured: {drawn} × predicted {prediction.seconds:.4g} s"
+        proxy = Energy(watts * prediction.seconds, "proxy", note)
     table = _from_table(items, prediction.precision, is_lower_bound)
     remarks: tuple[str, ...] = ()
     if spec is not None and proxy is None:
@@ -369,8 +370,7 @@ def _with_energies(
     if table is None:
         remarks += (f"the table of energies per operation has no figure for {prediction.precision}",)
     layers = prediction.layers
-    if proxy is not None and power is not None:
-        watts = power.figure.value
+    if proxy is not None:
         layers = tuple(
             replace(layer, energy_j=None if layer.seconds is None else watts * layer.seconds) for layer in layers
         )
@@ -405,12 +405,7 @@ def _from_table(items: Iterable[MemoryPass], precision: Precision, is_lower_boun
     joules = _table_joules(items, precision)
     if joules is None:
         return None
-    add_pj, multiply_pj = OPERATION_PJ[_TABLE_DTYPE[precision]]
-    note = (
-        f"model, not measured: operations by Horowitz, ISSCC 2014 (45 nm; {_TABLE_DTYPE[precision]} add {add_pj:g} pJ, "
-        f"multiply {multiply_pj:g} pJ), bytes {BYTE_PJ:g} pJ (four in five from cache, one from DRAM); "
-        "for comparing variants, not for sizing a battery"
-    )
+    note = f"{table_note(_TABLE_DTYPE[precision])}; for comparing variants, not for sizing a battery"
     return Energy(joules, "model", note + ("; a lower bound, for some operators are unpriced" * is_lower_bound))
 
 
@@ -427,15 +422,5 @@ def _table_joules(items: Iterable[MemoryPass], precision: Precision) -> float | 
         dtype = "int8" if item.arithmetic == "int8" else _TABLE_DTYPE[precision]
         if dtype not in OPERATION_PJ:
             return None
-        add_pj, multiply_pj = OPERATION_PJ[dtype]
-        picojoules += item.macs * (add_pj + multiply_pj) + (item.flops - 2 * item.macs) * multiply_pj
+        picojoules += operation_pj(dtype, item.macs, item.flops - 2 * item.macs)
     return picojoules * 1e-12
-
-
-def _proxy(power: Power, seconds: float) -> Energy:
-    watts = power.figure.value
-    note = (
-        f"proxy, not measured: {watts:g} W ({power.state}; {power.figure.kind}: {power.figure.source}) × "
-        f"predicted {seconds:.4g} s"
-    )
-    return Energy(watts * seconds, "proxy", note)

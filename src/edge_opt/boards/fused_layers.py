@@ -97,7 +97,15 @@ def fused_passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPas
                 for tensor, width, storage in zip(inputs, widths[call.signature], call.reads, strict=True)
                 if storage == result
             )
-            fused[-1] = _extended(fused[-1], single, handed_over)
+            # One operator more: what the head wrote, the follower no longer reads.
+            head = fused[-1]
+            fused[-1] = head._replace(
+                includes=tuple(dict.fromkeys((*head.includes, single.module))),
+                macs=head.macs + single.macs,
+                flops=head.flops + single.flops,
+                bytes_read=head.bytes_read + single.bytes_read - handed_over,
+                bytes_written=single.bytes_written,
+            )
             tail = call
         else:
             fused.append(single)
@@ -163,17 +171,6 @@ def _grouping(signature: OpSignature) -> Grouping:
     return "depthwise" if channels <= 2 else "grouped"
 
 
-def _extended(head: MemoryPass, follower: MemoryPass, handed_over: int) -> MemoryPass:
-    """Return a pass with one operator more: what the head wrote, the follower no longer reads."""
-    return head._replace(
-        includes=tuple(dict.fromkeys((*head.includes, follower.module))),
-        macs=head.macs + follower.macs,
-        flops=head.flops + follower.flops,
-        bytes_read=head.bytes_read + follower.bytes_read - handed_over,
-        bytes_written=follower.bytes_written,
-    )
-
-
 def _result(call: OpCall) -> int | None:
     """Return the storage of what an operator made: a new one, or that of the only tensor it read and changed."""
     if len(call.creates) == 1:
@@ -184,18 +181,15 @@ def _result(call: OpCall) -> int | None:
 def _continues(profile: ModelProfile, tail: OpCall, call: OpCall, result: int, readers: Sequence[int]) -> bool:
     """Return whether an operator can happen in the pass that made `result`, with nothing in memory between them."""
     signature, kind = profile.trace.signatures[call.signature], profile.prices[call.signature].kind
-    is_fusible = kind == "activation" or (kind == "norm" and _has_running_statistics(signature))
+    is_training = signature.argument("training", False) is True or signature.argument("use_input_stats", False) is True
+    has_statistics = not is_training and isinstance(signature.argument("running_mean"), TensorInfo)
+    is_fusible = kind == "activation" or (kind == "norm" and has_statistics)
     if not is_fusible or result not in call.reads:
         return False
     if _result(call) == result:  # in place: later reads of the storage return the new values
         return True
     is_kept = profile.trace.storages[result].died is None
     return not is_kept and [index for index in readers if index > tail.index] == [call.index]
-
-
-def _has_running_statistics(signature: OpSignature) -> bool:
-    is_training = signature.argument("training", False) is True or signature.argument("use_input_stats", False) is True
-    return not is_training and isinstance(signature.argument("running_mean"), TensorInfo)
 
 
 def _input_widths(profile: ModelProfile, precision: Precision) -> list[list[float]]:
@@ -284,7 +278,9 @@ def model_work(profile: ModelProfile) -> ModelWork:
         if price.status == "unpriced":
             outside[signature.op] = None
         elif price.status == "free":
-            if op in _SPLITS and _copies_channels(signature):
+            # Part of an image's channels is a copy in runtimes; a token is found by its address.
+            source = signature.inputs[0].shape if op in _SPLITS else ()
+            if len(source) == 4 and signature.outputs[0].elements < signature.inputs[0].elements:
                 works.append(_moved(call.module, signature))
         elif op.startswith("dropout") or not call.reads:
             pass  # a constant, which an export folds, or nothing at all in inference
@@ -326,12 +322,6 @@ def _product(profile: ModelProfile, call: OpCall, signature: OpSignature, kind: 
         return base._replace(kind="product", is_attention=True)
     rows = max(1, base.macs // weights)
     return base._replace(kind="linear", weights=weights, rows=rows, reads=base.reads - weights)
-
-
-def _copies_channels(signature: OpSignature) -> bool:
-    """Return whether a view is part of an image's channels, which runtimes copy; a token is found by its address."""
-    source = signature.inputs[0]
-    return len(source.shape) == 4 and signature.outputs[0].elements < source.elements
 
 
 def _moved(module: int, signature: OpSignature, macs: int = 0) -> LayerWork:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from edge_opt._support.unchanged import gc_paused
 from edge_opt.calibration.operator_draws import DrawnOperator, SignatureRecorder, is_warm
 from edge_opt.calibration.reference_networks import Reference
 from edge_opt.cost.rules import price
@@ -165,18 +165,14 @@ def best_seconds(run: Callable[[], object], count: int) -> float:
 @contextmanager
 def undisturbed(threads: int | None) -> Iterator[None]:
     """Run without garbage collection and with the asked number of threads; restore them and random numbers after."""
-    threads_before, was_collecting, numbers = torch.get_num_threads(), gc.isenabled(), torch.get_rng_state()
-    fast_path = torch.backends.mha.get_fastpath_enabled()
+    threads_before, fast_path = torch.get_num_threads(), torch.backends.mha.get_fastpath_enabled()
     if threads is not None:
         torch.set_num_threads(threads)
-    gc.disable()
     try:
-        yield
+        with gc_paused(), torch.random.fork_rng(devices=[]):
+            yield
     finally:
-        if was_collecting:
-            gc.enable()
         torch.set_num_threads(threads_before)
-        torch.set_rng_state(numbers)
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 

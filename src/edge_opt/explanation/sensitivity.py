@@ -91,7 +91,7 @@ def sensitivity(
         plan = _plan(module, data, task, importance) if prune else None
         rows: list[LayerSensitivity] = []
         untouched: list[tuple[str, str]] = []
-        cache: dict[bytes, _Outcome] = {}
+        cache: dict[bytes, dict[str, Any]] = {}
         for number, (path, layer) in enumerate(chosen.items(), start=1):
             report_progress(f"sensitivity: layer {number} of {len(chosen)}, {path}")
             if plan is not None:
@@ -120,15 +120,6 @@ def _plan(model: nn.Module, data: list[Batch], task: Task, importance: Importanc
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
-    """How a changed model does: its score, the distance of its outputs, the share of other first answers."""
-
-    score: float
-    error: float
-    disagreement: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Trial:
     """The unchanged model with its outputs, which variants are compared with."""
 
@@ -149,34 +140,31 @@ class _Trial:
         baseline = _score(answers, data, task) if own is None else float(own(base))
         return cls(base, data, task, own, layers, bounds, [first_tensor(answer) for answer in answers], baseline)
 
-    def outcome(self, variant: nn.Module) -> _Outcome:
+    def outcome(self, variant: nn.Module) -> dict[str, Any]:
+        """Return how a changed model does: the fields of a row that follow from its outputs."""
         answers = [batch.answer(variant) for batch in self.data]
         outputs = [first_tensor(answer) for answer in answers]
         pairs = list(zip(outputs, self.outputs, strict=True))
         distance = sum(float((after.double() - before.double()).square().sum()) for after, before in pairs)
         length = sum(float(before.double().square().sum()) for _, before in pairs)
-        has_classes = [after.dim() > 1 and after.shape[1] > 1 for after, _ in pairs]
-        changed = [
-            (a.argmax(1) != b.argmax(1)) for (a, b), is_class in zip(pairs, has_classes, strict=True) if is_class
-        ]
-        return _Outcome(
-            score=_score(answers, self.data, self.task) if self.own is None else float(self.own(variant)),
-            error=(distance / length) ** 0.5 if length else 0.0,
-            disagreement=float(torch.cat([each.flatten() for each in changed]).double().mean()) if changed else None,
-        )
+        changed = [a.argmax(1) != b.argmax(1) for a, b in pairs if a.dim() > 1 and a.shape[1] > 1]
+        score = _score(answers, self.data, self.task) if self.own is None else float(self.own(variant))
+        return {
+            "score": score,
+            "score_change": score - self.baseline,
+            "output_error": (distance / length) ** 0.5 if length else 0.0,
+            "disagreement": float(torch.cat([each.flatten() for each in changed]).double().mean()) if changed else None,
+        }
 
-    def row(self, path: str, amount: str, outcome: _Outcome, removed: float | None, note: str = "") -> LayerSensitivity:
+    def row(self, path: str, amount: str, outcome: dict[str, Any], removed: float | None, note: str) -> Any:
         return LayerSensitivity(
             path=path,
             kind=type(self.layers[path]).__name__,
             change="quantize" if removed is None else "prune",
             amount=amount,
-            score=outcome.score,
-            score_change=outcome.score - self.baseline,
-            output_error=outcome.error,
-            disagreement=outcome.disagreement,
             removed=removed,
             note=note,
+            **outcome,
         )
 
 
@@ -185,7 +173,7 @@ def _pruned_rows(
     plan: PruningPlan,
     path: str,
     shares: Sequence[float],
-    cache: dict[bytes, _Outcome],
+    cache: dict[bytes, dict[str, Any]],
     untouched: list[tuple[str, str]],
 ) -> Iterator[LayerSensitivity]:
     owner = plan.owners[path]

@@ -488,6 +488,21 @@ class ModelMeter(EnergyMeter):
         return modeled(self.profile)
 
 
+def operation_pj(dtype: str, macs: int, others: int) -> float:
+    """Return picojoules: a MAC is a multiplication and an addition, other arithmetic multiplications."""
+    add_pj, multiply_pj = OPERATION_PJ[dtype]
+    return macs * (add_pj + multiply_pj) + others * multiply_pj
+
+
+def table_note(dtype: str) -> str:
+    """Return where energies by the table come from, with its figures of one type."""
+    add_pj, multiply_pj = OPERATION_PJ[dtype]
+    return (
+        f"model, not measured: operations by Horowitz, ISSCC 2014 (45 nm; {dtype} add {add_pj:g} pJ, multiply "
+        f"{multiply_pj:g} pJ), bytes {BYTE_PJ:g} pJ (four in five from cache, one from DRAM)"
+    )
+
+
 def modeled(profile: ModelProfile) -> Energy:
     """Return the energy of one forward by the table of this module.
 
@@ -503,13 +518,9 @@ def modeled(profile: ModelProfile) -> Energy:
     missing = sorted(dtype for dtype, count in macs.items() if count and dtype not in OPERATION_PJ)
     if missing:
         raise MeterFailed(f"the table has no energy for MACs in {', '.join(missing)}; it has {', '.join(OPERATION_PJ)}")
-    operations_pj = sum(count * sum(OPERATION_PJ[dtype]) for dtype, count in macs.items() if count)
-    operations_pj += sum(count * OPERATION_PJ[dtype][1] for dtype, count in others.items() if dtype in OPERATION_PJ)
+    operations_pj = sum(operation_pj(dtype, macs[dtype], others[dtype]) for dtype in macs if dtype in OPERATION_PJ)
     unpriced = {dtype: count for dtype, count in others.items() if count and dtype not in OPERATION_PJ}
-    note = (
-        "model, not measured: operations by Horowitz, ISSCC 2014 (45 nm; float32 add 0.9 pJ, multiply 3.7 pJ), "
-        f"bytes {BYTE_PJ:g} pJ (four in five from cache, one from DRAM)"
-    )
+    note = table_note("float32")
     if unpriced:
         note += f"; without {sum(unpriced.values())} operations in {', '.join(sorted(unpriced))}, which have no figure"
     if profile.totals.is_lower_bound:

@@ -7,7 +7,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from edge_opt._support.checks import check_whole
@@ -32,13 +31,6 @@ class Clock:
     )
 
 
-@dataclass(slots=True)
-class RepeatCount:
-    """How often something ran; calls of the same model share one."""
-
-    repeats: int = 0
-
-
 class TimedCall:
     """Something to run many times. `prepare` and `collect` stand around a block of repeats, untimed."""
 
@@ -47,12 +39,11 @@ class TimedCall:
         run: Callable[[], object],
         prepare: Callable[[int], None] = lambda _: None,
         collect: Callable[[int], None] = lambda _: None,
-        tally: RepeatCount | None = None,
     ) -> None:
         self.run = run
         self.prepare = prepare
         self.collect = collect
-        self.tally = tally or RepeatCount()
+        self.repeats = 0
 
     def once(self) -> object:
         """Run once, untimed, and hand on the result."""
@@ -63,7 +54,7 @@ class TimedCall:
             raise self._failed(0, error) from error
         finally:
             self.collect(1)
-        self.tally.repeats += 1
+        self.repeats += 1
         return result
 
     def times(self, count: int) -> None:
@@ -75,11 +66,10 @@ class TimedCall:
                 run()
         except Exception as error:
             raise self._failed(number, error) from error
-        self.tally.repeats += count
+        self.repeats += count
 
     def _failed(self, number: int, error: Exception) -> MeasurementFailed:
-        repeat = self.tally.repeats + number + 1
-        return MeasurementFailed(f"the model failed at repeat {repeat}: {first_line(error)}")
+        return MeasurementFailed(f"the model failed at repeat {self.repeats + number + 1}: {first_line(error)}")
 
 
 class Stopwatch:

@@ -8,7 +8,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +24,16 @@ _MOST_NAMED = 5
 Finder = Callable[[str, str], str | None]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProfileEntry:
-    """One entry of a runtime's profile, mostly a kernel.
+    """One entry of a runtime's profile, mostly a kernel."""
 
-    Attributes:
-        name: As the runtime calls it.
-        samples_s: Its seconds in each run, or one figure for all runs.
-        path: Path of its module where the runtime itself knows it; "" elsewhere.
-        op: What it computes, where the runtime says so, such as "Conv".
-        kind: The type that it computes in, in the runtime's own words; "" where it does not say.
-        aliases: Names of the nodes in it, if the runtime reports them.
-    """
-
-    name: str
-    samples_s: tuple[float, ...]
-    path: str = ""
-    op: str = ""
-    kind: str = ""
-    aliases: tuple[str, ...] = ()
+    name: str = field("As the runtime calls it.")
+    samples_s: tuple[float, ...] = field("Its seconds in each run, or one figure for all runs.")
+    path: str = field('Path of its module where the runtime itself knows it; "" elsewhere.', default="")
+    op: str = field('What it computes, where the runtime says so, such as "Conv".', default="")
+    kind: str = field('The type that it computes in, in the runtime\'s own words; "" if unknown.', default="")
+    aliases: tuple[str, ...] = field("Names of the nodes in it, if the runtime reports them.", default=())
 
     @property
     def seconds(self) -> float:

@@ -12,9 +12,10 @@ import copy
 import re
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -31,14 +32,7 @@ from edge_opt.cost.rules import price
 from edge_opt.cost.totals import layer_costs
 from edge_opt.errors import ConversionFailed, InvalidInput, MeasurementFailed, first_line
 from edge_opt.loading import ModelLike, resolve_call
-from edge_opt.measuring.latency import (
-    Progress,
-    RepeatCount,
-    TimedCall,
-    cold_memory_latency_s,
-    interleaved,
-    longest_time_s,
-)
+from edge_opt.measuring.latency import Progress, TimedCall, cold_memory_latency_s, interleaved, longest_time_s
 from edge_opt.measuring.layers import LayerRecorder, clock_of, layer_latencies, measured_step, recording_cost
 from edge_opt.measuring.machine import CPU, DEVICE_TYPES, Device, device_count, find_device, read_environment
 from edge_opt.measuring.statistics import compare_latencies, compare_placements
@@ -80,7 +74,6 @@ class Caller:
     def __init__(self, model: nn.Module, arguments: CallArguments) -> None:
         self.model = model
         self.arguments = arguments
-        self._tally = RepeatCount()
         self._fresh: deque[CallArguments] = deque()
 
     def runner(self, recorder: LayerRecorder | None = None) -> TimedCall:
@@ -98,13 +91,10 @@ class Caller:
             if recorder is not None:
                 recorder.detach(count)
 
-        return TimedCall(self._call_fresh if is_fresh else self._call, prepare, collect, self._tally)
+        return TimedCall(self._call, prepare, collect)
 
     def _call(self) -> object:
-        return self.model(*self.arguments.args, **self.arguments.kwargs)
-
-    def _call_fresh(self) -> object:
-        arguments = self._fresh.popleft()
+        arguments = self._fresh.popleft() if self._fresh else self.arguments
         return self.model(*arguments.args, **arguments.kwargs)
 
 
@@ -297,91 +287,72 @@ def reason(error: BaseException) -> str:
     return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", lines[-1]) if lines else ""
 
 
-class FileSession(nn.Module):
-    """A file that a runtime has loaded. It is called as the model is, and returns tensors.
+# Beside the sessions, because LiteRT's interpreter refuses to run while anybody else refers to its parts, and what can
+# be reached from a module is recorded while it is measured.
+_calls: WeakKeyDictionary[FileSession, Callable[[dict[str, Any]], Sequence[Any]]] = WeakKeyDictionary()
 
-    Attributes:
-        version: The runtime with its version, for remarks.
+
+class FileSession(nn.Module):
+    """A file that its own runtime has loaded. It is called as the model is, and returns tensors.
+
+    Args:
+        model: The model that was read from the file.
+        threads: Threads of the runtime; default: as many as torch uses.
     """
 
-    def __init__(self, model: FileModel, version: str) -> None:
+    def __init__(self, model: FileModel, threads: int | None = None) -> None:
         super().__init__()
-        self.version = version
+        is_onnx = isinstance(model, OnnxModel)
+        self.version = f"ONNX Runtime {onnxruntime().__version__}" if is_onnx else "LiteRT"
         self._plan = model.plan
+        threads = torch.get_num_threads() if threads is None else threads
+        _calls[self] = (_onnx_call if is_onnx else _tflite_call)(model.file, threads)
 
-    def arrays(self, arrays: dict[str, Any]) -> list[Any]:
-        """Run the file on arrays by the names of its inputs, in the file's order."""
-        raise NotImplementedError
+    def __deepcopy__(self, memo: dict[int, Any]) -> FileSession:
+        raise TypeError("what a runtime has loaded cannot be copied")
 
     def forward(self, *given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
         tensors = self._plan.arguments(given, named)
-        outputs = self.arrays({name: tensor.detach().numpy() for name, tensor in tensors.items()})
+        outputs = _calls[self]({name: tensor.detach().numpy() for name, tensor in tensors.items()})
         # Texts, sequences and maps are not tensors.
         return tuple(
             torch.from_numpy(value) for value in outputs if hasattr(value, "dtype") and value.dtype.kind in "fiub"
         )
 
 
-class OnnxSession(FileSession):
-    """A file that ONNX Runtime has loaded."""
-
-    def __init__(self, model: FileModel, threads: int) -> None:
-        super().__init__(model, f"ONNX Runtime {onnxruntime().__version__}")
-        try:
-            self.runtime = open_session(model.file, threads)
-        except ConversionFailed as error:
-            raise MeasurementFailed(str(error)) from error
-
-    def arrays(self, arrays: dict[str, Any]) -> list[Any]:
-        return list(self.runtime.run(None, arrays))
+def _onnx_call(file: Path, threads: int) -> Callable[[dict[str, Any]], Sequence[Any]]:
+    try:
+        session = open_session(file, threads)
+    except ConversionFailed as error:
+        raise MeasurementFailed(str(error)) from error
+    return partial(session.run, None)
 
 
-# Beside the sessions, because LiteRT's interpreter refuses to run while anybody else refers to its parts, and what can
-# be reached from a module is recorded while it is measured.
-_interpreters: WeakKeyDictionary[TfliteSession, Any] = WeakKeyDictionary()
+def _tflite_call(file: Path, threads: int) -> Callable[[dict[str, Any]], Sequence[Any]]:
+    package = import_optional("ai_edge_litert.interpreter", "running a .tflite file needs", "litert", "ai-edge-litert")
+    try:
+        interpreter = package.Interpreter(model_path=str(file), num_threads=threads)
+        interpreter.allocate_tensors()
+    except (ValueError, RuntimeError) as error:
+        raise MeasurementFailed(f"LiteRT cannot load {str(file)!r}: {first_line(error)}") from error
+    ports = interpreter.get_input_details()
+    shapes = {port["index"]: tuple(port["shape"]) for port in ports}
 
-
-class TfliteSession(FileSession):
-    """A file that LiteRT's interpreter has loaded."""
-
-    def __init__(self, model: FileModel, threads: int) -> None:
-        super().__init__(model, "LiteRT")
-        package = import_optional(
-            "ai_edge_litert.interpreter", "running a .tflite file needs", "litert", "ai-edge-litert"
-        )
-        try:
-            interpreter = package.Interpreter(model_path=str(model.file), num_threads=threads)
-            interpreter.allocate_tensors()
-        except (ValueError, RuntimeError) as error:
-            raise MeasurementFailed(f"LiteRT cannot load {str(model.file)!r}: {first_line(error)}") from error
-        _interpreters[self] = interpreter
-        self._inputs = interpreter.get_input_details()
-        self._shapes = [tuple(details["shape"]) for details in self._inputs]
-
-    def arrays(self, arrays: dict[str, Any]) -> list[Any]:
-        interpreter = _interpreters[self]
+    def call(arrays: dict[str, Any]) -> list[Any]:
         # The interpreter and the file list the inputs in one order.
-        values = list(arrays.values())
-        if [array.shape for array in values] != self._shapes:
-            for details, array in zip(self._inputs, values, strict=True):
-                interpreter.resize_tensor_input(details["index"], array.shape)
+        feeds = {port["index"]: array for port, array in zip(ports, arrays.values(), strict=True)}
+        resized = {index: array.shape for index, array in feeds.items() if array.shape != shapes[index]}
+        for index, shape in resized.items():
+            interpreter.resize_tensor_input(index, shape)
+        if resized:
             interpreter.allocate_tensors()
-            self._shapes = [array.shape for array in values]
-        for details, array in zip(self._inputs, values, strict=True):
-            interpreter.set_tensor(details["index"], array)
+            shapes.update(resized)
+        for index, array in feeds.items():
+            interpreter.set_tensor(index, array)
         interpreter.invoke()
         return [interpreter.get_tensor(details["index"]) for details in interpreter.get_output_details()]
 
-
-def open_file_session(model: FileModel, threads: int | None = None) -> FileSession:
-    """Load a file in its own runtime.
-
-    Args:
-        model: The model that was read from the file.
-        threads: Threads of the runtime; default: as many as torch uses.
-    """
-    count = torch.get_num_threads() if threads is None else threads
-    return (OnnxSession if isinstance(model, OnnxModel) else TfliteSession)(model, count)
+    return call
 
 
 def caller_on(
@@ -395,7 +366,7 @@ def caller_on(
     elif device.torch_name != "cpu":
         raise InvalidInput(f"a file is measured on the CPU, and the device is {device.torch_name!r}")
     else:
-        module = open_file_session(module, threads)
+        module = FileSession(module, threads)
         remarks = [f"run by {module.version}; its layers and its memory were not measured"]
     return Caller(module, call_on(module, inputs, kwargs, device.torch_name)), remarks
 

@@ -111,6 +111,10 @@ def latency_of(
         share = units.percent(waiting)
         contention.append(f"the process waited {share} of the time for a core; other programs run on this machine")
     contention += _others_remarks(environment, cores_of_others)
+    governor = None if environment is None else environment.governor
+    if governor not in (None, "performance"):
+        advice = "so the clock frequency may change; 'performance' fixes it"
+        remarks = (f"the CPU governor is {governor!r}, {advice}", *remarks)
     p90, p95, p99 = (float(value) for value in np.percentile(wall, (90, 95, 99)))
     return Latency(
         samples_s=tuple(map(float, wall)),
@@ -128,7 +132,7 @@ def latency_of(
         batch_size=batch_size,
         is_noisy=bool(noise),
         is_contended=bool(contention),
-        remarks=(*noise, *contention, *_governor_remarks(environment), *remarks),
+        remarks=(*noise, *contention, *remarks),
     )
 
 
@@ -188,12 +192,6 @@ def _others_remarks(environment: Environment | None, cores_of_others: float | No
     if load is None or load <= cores:
         return []
     return [f"the load was {load:.1f} on {cores} cores before the measurement began"]
-
-
-def _governor_remarks(environment: Environment | None) -> list[str]:
-    if environment is None or environment.governor in (None, "performance"):
-        return []
-    return [f"the CPU governor is {environment.governor!r}, so the clock frequency may change; 'performance' fixes it"]
 
 
 def compare_latencies(baseline: Latency, other: Latency, *, paired: bool = False) -> Comparison:

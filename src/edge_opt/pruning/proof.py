@@ -125,15 +125,12 @@ def _silenced(original: nn.Module, pruned: nn.Module, spec: PruneSpec) -> nn.Mod
         kept[each.tensor] = each
     for path, module in list(silenced.named_modules()):
         index = kept.get(f"{path}.weight") if path else None
-        if index is not None and _looks_across_channels(module):
+        # Models bring RMS norms of their own, known by their name.
+        is_norm = isinstance(module, (nn.LayerNorm, nn.GroupNorm)) or "RMSNorm" in type(module).__name__
+        if index is not None and is_norm:
             width = tensors[index.tensor].shape[index.dim]
             silenced.set_submodule(path, _Masked(pruned.get_submodule(path), index.indices, width))
     return silenced
-
-
-def _looks_across_channels(module: nn.Module) -> bool:
-    """Return whether it is a norm over channels; models bring RMS norms of their own, known by their name."""
-    return isinstance(module, (nn.LayerNorm, nn.GroupNorm)) or "RMSNorm" in type(module).__name__
 
 
 class _Masked(nn.Module):
@@ -147,13 +144,10 @@ class _Masked(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # Norms of images, such as group norm, have the channels second; where both fit, the kind decides.
-        dims = (1, -1) if isinstance(self.norm, nn.GroupNorm) or _is_of_images(self.norm) else (-1, 1)
+        # A layer norm with a forward of its own, as torchvision's and timm's, normalizes dimension 1.
+        is_own = isinstance(self.norm, nn.LayerNorm) and type(self.norm).forward is not nn.LayerNorm.forward
+        dims = (1, -1) if isinstance(self.norm, nn.GroupNorm) or is_own else (-1, 1)
         dim = next(dim for dim in dims if x.shape[dim] == self.width)
         index = torch.tensor(self.indices, device=x.device)
         out: torch.Tensor = self.norm(x.index_select(dim, index))
         return torch.zeros_like(x).index_copy(dim, index, out)
-
-
-def _is_of_images(norm: nn.Module) -> bool:
-    """Return whether it is a layer norm with a forward of its own: torchvision's and timm's normalize dimension 1."""
-    return isinstance(norm, nn.LayerNorm) and type(norm).forward is not nn.LayerNorm.forward

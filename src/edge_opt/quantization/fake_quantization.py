@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -151,17 +152,14 @@ def watching(layers: dict[str, nn.Module]) -> Iterator[dict[str, _RANGE]]:
     """Note the smallest and largest value that arrives at each layer, by its path."""
     bounds: dict[str, _RANGE] = {}
 
-    def note(path: str) -> Any:
-        def look(module: nn.Module, args: tuple[Any, ...]) -> None:
-            for value in args:
-                if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
-                    low, high = (float(each) for each in value.detach().aminmax())
-                    known = bounds.get(path, (low, high))
-                    bounds[path] = min(known[0], low), max(known[1], high)
+    def note(path: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        for value in args:
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+                low, high = (float(each) for each in value.detach().aminmax())
+                known = bounds.get(path, (low, high))
+                bounds[path] = min(known[0], low), max(known[1], high)
 
-        return look
-
-    hooks = [layer.register_forward_pre_hook(note(path)) for path, layer in layers.items()]
+    hooks = [layer.register_forward_pre_hook(partial(note, path)) for path, layer in layers.items()]
     try:
         yield bounds
     finally:

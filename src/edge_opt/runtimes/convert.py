@@ -198,6 +198,7 @@ class _Conversion:
         outputs = built.outputs
         if outputs is None:
             outputs = output_names(len(self.original.outputs(batches.tensors[0])))
+        weight_bytes = sum(tensor.nbytes for tensor in state_tensors(request.call.model).values())
         return Converted(
             precision=cast(Precision, precision),
             runtime=runtime.name,
@@ -206,7 +207,8 @@ class _Conversion:
             kernels=inspection.kernels,
             agreement=compared,
             size_bytes=size_of(files[-1]),
-            original_bytes=_original_bytes(request),
+            # A file that was given has no state here; its own size counts.
+            original_bytes=weight_bytes or (0 if request.exported is None else request.exported.size_bytes),
             path=str(files[-1]),
             inputs=request.call.names,
             outputs=outputs,
@@ -267,14 +269,6 @@ class _Conversion:
             reference = (built.reference, lambda path: find_runtime("onnxruntime").open(path, 1, "fp32"))
             begins = first_difference(reference, (file, self._open), batch, self.bound)
         raise disagreement(f"{self.request.precision} on {self.runtime.name}", compared, violation, begins)
-
-
-def _original_bytes(request: ConversionRequest) -> int:
-    """Return the bytes of the weights; of a file that was given, the file's."""
-    state = state_tensors(request.call.model)
-    if not state and request.exported is not None:
-        return request.exported.size_bytes
-    return sum(tensor.nbytes for tensor in state.values())
 
 
 def _checked_layers(model: nn.Module, keep_float: Iterable[str], precision: str, runtime: Runtime) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,6 @@ class LiteRtRunner(PiecewiseRunner):
         `inputs` and `outputs`.
         """
         return [entry for entry in self.loaded._get_ops_details() if entry["op_name"] != "DELEGATE"]
-
-    def tensor_names(self) -> Mapping[int, str]:
-        """Return the names of the tensors, which carry the modules they come from."""
-        return {entry["index"]: entry["name"] for entry in self.loaded.get_tensor_details()}
 
     def _ports(self, what: str) -> list[dict[str, Any]]:
         """Return inputs or outputs in the model's order; the interpreter keeps an order of its own."""
@@ -202,7 +198,8 @@ def _written(call: ModelCall, path: Path) -> BuiltModel:
 
 def _layers(runner: LiteRtRunner, paths: tuple[str, ...], asked: str) -> tuple[LayerPrecision, ...]:
     """Return each layer with weights or a product: int8 where its weights or both factors are."""
-    names, layers = runner.tensor_names(), []
+    # Names of tensors carry the modules they come from.
+    names, layers = {entry["index"]: entry["name"] for entry in runner.loaded.get_tensor_details()}, []
     for entry in runner.operators():
         if entry["op_name"] not in _LAYERS:
             continue

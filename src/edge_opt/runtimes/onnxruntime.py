@@ -16,7 +16,7 @@ from edge_opt._support.files import own_folder
 from edge_opt._support.progress import quiet
 from edge_opt.errors import InvalidInput, translated
 from edge_opt.measuring.runtime_profile import ProfileEntry, read_onnxruntime
-from edge_opt.measuring.session import open_file_session, open_session, reason
+from edge_opt.measuring.session import FileSession, open_session, reason
 from edge_opt.model_files.execution_plan import identifier
 from edge_opt.model_files.file_model import OnnxModel
 from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, Tensors, require, size_of
@@ -24,15 +24,7 @@ from edge_opt.records.conversions import Exported
 from edge_opt.runtimes.export import QuantizableModel, build_float
 from edge_opt.runtimes.kernels import inspect_kernels
 from edge_opt.runtimes.model_call import ModelCall, flat_call
-from edge_opt.runtimes.protocol import (
-    BuiltModel,
-    ConversionRequest,
-    Inspection,
-    Program,
-    Runner,
-    Runtime,
-    as_arrays,
-)
+from edge_opt.runtimes.protocol import BuiltModel, ConversionRequest, Inspection, Program, Runner, Runtime, as_arrays
 from edge_opt.runtimes.registry import all_runtimes
 from edge_opt.trace.inputs import call_on
 
@@ -119,7 +111,7 @@ class _SourceFile(nn.Module):
     def __init__(self, model: OnnxModel) -> None:
         super().__init__()
         # In lists, so that their modules are not modules of this one.
-        self.source, self._session = [model], [open_file_session(model, 1)]
+        self.source, self._session = [model], [FileSession(model, 1)]
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         return self._session[0](*tensors)

@@ -17,15 +17,7 @@ from edge_opt.measuring.session import reason
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.runtimes.export import QuantizableModel, build_float
 from edge_opt.runtimes.kernels import inspect_kernels
-from edge_opt.runtimes.protocol import (
-    BuiltModel,
-    ConversionRequest,
-    Inspection,
-    Program,
-    Runner,
-    Runtime,
-    as_arrays,
-)
+from edge_opt.runtimes.protocol import BuiltModel, ConversionRequest, Inspection, Program, Runner, Runtime, as_arrays
 from edge_opt.runtimes.torch_runtime import check_instructions
 
 # The precision hint. int8 is in the file; layers that are not quantized there stay in float32.

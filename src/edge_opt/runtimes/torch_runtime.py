@@ -15,14 +15,7 @@ from edge_opt.errors import ConversionFailed, translated
 from edge_opt.measuring.machine import crash_of
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import LayerPrecision
-from edge_opt.runtimes.protocol import (
-    BuiltModel,
-    ConversionRequest,
-    Inspection,
-    Program,
-    Runner,
-    Runtime,
-)
+from edge_opt.runtimes.protocol import BuiltModel, ConversionRequest, Inspection, Program, Runner, Runtime
 from edge_opt.trace.inputs import flat_tensors
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, ModelNotFound, first_line
 from edge_opt.loading import find_object, parse_reference
+from edge_opt.records.fields import field, record
 from edge_opt.records.sweeps import LABELS, MetricDirection
 from edge_opt.tasks.metrics import QualityMetric, class_scores, first_tensor, metric_of, reference_name
 from edge_opt.tasks.paired_scores import RESAMPLES, Score
@@ -122,25 +123,16 @@ def find_function(value: Any, what: str) -> Any:
     return function
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Batch:
-    """The arguments of one forward, the labels of its results, and how both meet.
+    """The arguments of one forward, the labels of its results, and how both meet."""
 
-    Attributes:
-        args: What the model is called with by position.
-        kwargs: What it is called with by name.
-        labels: What its answers are held against: a tensor, or a structure of tensors.
-        raw: The batch as the loader gave it, on the model's device.
-        forward: Calls the model with the raw batch instead of args and kwargs; None where those do.
-        loss: What is trained on.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    labels: Any
-    raw: Any = field(default=None, repr=False)
-    forward: Forward | None = field(default=None, repr=False)
-    loss: Loss = field(default=classifier_loss, repr=False)
+    args: tuple[Any, ...] = field("What the model is called with by position.")
+    kwargs: dict[str, Any] = field("What it is called with by name.")
+    labels: Any = field("What its answers are compared with: a tensor, or a structure of tensors.")
+    raw: Any = field("The batch as the loader gave it, on the model's device.", default=None)
+    forward: Forward | None = field("Calls the model with the raw batch; None: args and kwargs do.", default=None)
+    loss: Loss = field("What is trained on.", default=classifier_loss)
 
     @property
     def call(self) -> CallArguments:

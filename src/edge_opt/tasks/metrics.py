@@ -6,7 +6,6 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,13 @@ from torch.utils._pytree import tree_leaves
 
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, first_line
 from edge_opt.loading import parse_reference
+from edge_opt.records.fields import field, record
 from edge_opt.records.sweeps import MetricDirection
 from edge_opt.tasks.paired_scores import RESAMPLES, Numbers, Score, resampled
 from edge_opt.trace.inputs import flat_tensors, map_tensors
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class QualityMetric:
     """A quality metric over outputs and targets: its name, which way is better, and how it is computed.
 
@@ -28,22 +28,14 @@ class QualityMetric:
     what the sample adds. `reckon` turns the columns of all batches, each row with a weight, into the value. So a metric
     is computed over batches of any shape, and again for a resample of the same samples, which only changes weights.
     A metric without `gather` has `whole`, a function of all outputs and all targets at once.
-
-    Attributes:
-        name: As columns and constraints call it: `mae`, `mae_drop`.
-        direction: Whether "higher" or "lower" is better.
-        gather: Outputs and targets of one batch to a table.
-        reckon: Columns and weights of the rows to the value.
-        whole: Outputs and targets of all batches to the value; None where the metric gathers.
-        is_mean: The value is the mean of one number per sample, or a monotonic function of that mean.
     """
 
-    name: str
-    direction: MetricDirection
-    gather: Callable[[Any, Any], Numbers] | None = None
-    reckon: Callable[[Numbers, Numbers], float] | None = None
-    whole: Callable[[Any, Any], float] | None = field(default=None, repr=False)
-    is_mean: bool = False
+    name: str = field("As columns and constraints call it: `mae`, `mae_drop`.")
+    direction: MetricDirection = field('Whether "higher" or "lower" is better.')
+    gather: Callable[[Any, Any], Numbers] | None = field("Outputs and targets of one batch to a table.", default=None)
+    reckon: Callable[[Numbers, Numbers], float] | None = field("Columns and weights to the value.", default=None)
+    whole: Callable[[Any, Any], float] | None = field("Outputs and targets of all batches to the value.", default=None)
+    is_mean: bool = field("It is the mean of one number per sample, or follows from that mean.", default=False)
 
     def value(self, outputs: Any, targets: Any) -> float:
         """Return the metric of these outputs."""

@@ -142,7 +142,8 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         if phase is _OPTIMIZER and func.namespace == "profiler":
             return func(*args, **(kwargs or {}))  # a mark that torch's optimizers leave for a profiler
         is_inside_node = phase is _BACKWARD and self.stack.current is None
-        if (is_inside_node or self.floats_on_meta) and not self.is_real and _makes_floats(func, kwargs):
+        can_move = (is_inside_node or self.floats_on_meta) and not self.is_real and _takes_device(func)
+        if can_move and ((kwargs or {}).get("dtype") or torch.get_default_dtype()).is_floating_point:
             # A gradient must be on the device of what it is the gradient of, and that is on meta.
             kwargs = {**(kwargs or {}), "device": _META}
             result = func(*args, **kwargs)
@@ -193,18 +194,11 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         return self.stack.frame_at(node._sequence_nr())
 
 
-def _makes_floats(func: Any, kwargs: Any) -> bool:
-    """Return whether it makes a floating tensor on a device that is asked for, of nothing but numbers."""
-    if facts_of(func).behavior is not Behavior.FACTORY or not _takes_device(func):
-        return False
-    dtype = (kwargs or {}).get("dtype") or torch.get_default_dtype()
-    return bool(dtype.is_floating_point)
-
-
 @cache
 def _takes_device(func: Any) -> bool:
-    """Return whether it makes tensors on a device that is asked for; what marks a stretch for a profiler makes none."""
-    return any(argument.name == "device" for argument in func._schema.arguments)
+    """Return whether it makes tensors of numbers on a device that is asked for; marks for a profiler make none."""
+    is_factory = facts_of(func).behavior is Behavior.FACTORY
+    return is_factory and any(argument.name == "device" for argument in func._schema.arguments)
 
 
 def _is_gradient_of_indexing() -> bool:
