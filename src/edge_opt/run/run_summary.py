@@ -93,8 +93,7 @@ def build_summary(
             f"latency is measured {f'on {machine}' if machine else 'here'}, with memory that is kept between calls; "
             "peak memory is an estimate from shapes, and measured memory the growth of the process over the idle "
             "runtime",
-            "speedups compare finalists, timed interleaved in several processes; other times were measured at different "
-            "moments",
+            "speedups compare finalists, timed interleaved in several processes; other times are of different moments",
             SCRATCH_IS_APART,
             *([DEFAULT_CONSTRAINTS] if is_default else []),
             NOT_SCALED,
