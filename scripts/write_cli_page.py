@@ -21,8 +21,13 @@ _WIDTH = 76  # and a backslash
 _HEAD = """# Command line
 
 Results go to stdout, messages and progress to stderr. Exit codes: 0 done; 1 a condition does not hold, such as a
-budget; 2 wrong use, with a message that says what to do. Every command takes `--debug`, which shows the traceback
-behind such a message. `edge-opt --install-completion` completes commands and options in your shell.
+budget; 2 wrong use, with a message that says what to do. Every command takes
+
+- `--json`: Print the result as JSON ([formats](json.md)).
+- `--trust`: Open `.pt2` files. They can execute code: check their origin.
+- `--debug`: Show the traceback of an error.
+
+`edge-opt --install-completion` completes commands and options in your shell.
 """
 
 

@@ -1,4 +1,4 @@
-"""What a PyTorch model costs on limited hardware, layer by layer, before and after it is shrunk."""
+"""What a PyTorch model costs on limited hardware, layer by layer, before and after compression."""
 
 from __future__ import annotations
 
