@@ -84,10 +84,10 @@ def html(text: str) -> str:
     return html_format.escape(printable(text), quote=True)
 
 
-def xml(text: str) -> str:
-    r"""Return the text with characters that XML cannot hold written out; lines stay, and escaping is left to do.
+def lines(text: str) -> str:
+    r"""Return the text with characters that a terminal obeys or XML cannot hold written out; lines stay.
 
-    >>> xml("a\x00b\nc")
+    >>> lines("a\x00b\nc")
     'a\\x00b\nc'
     """
     return "\n".join(map(printable, text.split("\n")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable
 from typing import Any, TypeGuard
 
@@ -15,7 +15,9 @@ def is_number(value: Any) -> TypeGuard[float]:
     >>> is_number(0.5), is_number(float("inf")), is_number(True), is_number("1")
     (True, False, False, False)
     """
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    # A comparison, not math.isfinite: an integer of hundreds of digits is no float.
+    is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_real and abs(value) <= sys.float_info.max
 
 
 def is_whole(value: Any, least: int = 1) -> TypeGuard[int]:
@@ -34,11 +36,11 @@ def check_whole(name: str, value: Any, least: int = 1) -> None:
 
 
 def check_positive(name: str, value: Any, of: str = "a number", bound: str = "above 0") -> None:
-    """Raise InvalidInput unless the value is a finite number above zero.
+    """Raise InvalidInput unless the value is a finite number above zero that a machine can have.
 
     `of` and `bound` describe it in the message, such as "a number of MiB".
     """
-    if not is_number(value) or value <= 0:
+    if not is_number(value) or not 0 < value < 1e15:
         raise InvalidInput(f"{name} is {value!r}; it must be {of} {bound}")
 
 

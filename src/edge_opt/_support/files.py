@@ -34,23 +34,29 @@ def write_named(path: str | os.PathLike[str], content: str, refusal: type[EdgeOp
     """Write a file that a user named, completely or not at all; raise `refusal` where it cannot be written."""
     try:
         return write_whole(path, content)
-    except OSError as error:
-        raise refusal(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
+        raise refusal(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     """Write a file and its folders; after an error the old file, if any, is unchanged.
 
     The new content replaces the old file in one rename, which survives `kill -9`. It is not forced to the disk before
-    (no fsync), so a power failure may lose it: results can be computed again, and syncing each file costs seconds.
+    (no fsync), so a power failure may lose it: results can be computed again, and syncing each file costs seconds;
+    `sync_folder` does it for what a sweep records. What is not a regular file, such as /dev/stdout or a pipe, is
+    written to and stays what it is.
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
     try:
         data = content.encode("utf-8", errors="backslashreplace") if isinstance(content, str) else content
-        draft.write_bytes(data)
-        draft.replace(target)
+        if target.exists() and not target.is_file():
+            with Path(path).open("wb", buffering=0) as device:
+                device.write(data)
+        else:
+            draft.write_bytes(data)
+            draft.replace(target)
     except BaseException as error:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -70,6 +76,17 @@ def check_writable(path: str | os.PathLike[str]) -> None:
             pass
     except OSError as error:
         raise InvalidInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the files of a folder and its own entry to the disk, so that they survive a power failure."""
+    for path in (*folder.rglob("*"), folder, folder.parent):
+        if path.is_dir() or path.is_file():
+            number = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
 
 
 def mapped(path: Path) -> memoryview:

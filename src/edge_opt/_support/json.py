@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from edge_opt.errors import InvalidInput, UnreadableProfile
+from edge_opt.errors import EdgeOptError, InvalidInput, UnreadableProfile, message_of
 from edge_opt.records.costs import SparseInfo, TensorInfo
 
 T = TypeVar("T")
@@ -27,6 +29,58 @@ OLD_FIELDS: dict[str, dict[str, str | None]] = {
 }
 
 _PLAIN: dict[Any, str] = {int: "a whole number", str: "text", bool: "true or false", NoneType: "null"}
+
+
+# More digits than any figure has; Python reads thousands, and then fails where it computes with them.
+_MOST_DIGITS = 60
+
+
+def loads(text: str) -> Any:
+    """Return what a JSON text holds; raise ValueError where it is not standard JSON, too deep, or a number too long.
+
+    >>> loads('{"macs": 12}')
+    {'macs': 12}
+    """
+
+    def whole(digits: str) -> int:
+        if len(digits) > _MOST_DIGITS:
+            raise ValueError(f"a number has {len(digits):,} digits; at most {_MOST_DIGITS} are read")
+        return int(digits)
+
+    def refuse(name: str) -> float:
+        raise ValueError(f"{name} is not standard JSON")
+
+    try:
+        return json.loads(text, parse_int=whole, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def read_document(
+    path: str | os.PathLike[str], refusal: type[EdgeOptError], cure: str, parse: Callable[[str], Any] = loads
+) -> Any:
+    """Return what a file of JSON, TOML or text holds; raise `refusal` with one sentence where it cannot be read.
+
+    Args:
+        path: The file.
+        refusal: The error to raise.
+        cure: What to do about it, as the end of the sentence.
+        parse: Returns the content of a text.
+    """
+    file, problem = Path(path), f"cannot read {str(path)!r}"
+    try:
+        if file.exists() and not file.is_file():  # opening a pipe could wait forever
+            raise OSError("it is a folder, a pipe or a device, not a file")
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise refusal(f"no file {str(path)!r}; {cure}") from None
+    except (OSError, ValueError) as error:  # a NUL in the path is a ValueError, as are bytes that are not UTF-8
+        raise refusal(f"{problem}: {getattr(error, 'strerror', None) or error}; {cure}") from error
+    try:
+        return parse(text)
+    except (ValueError, RecursionError) as error:
+        language = "JSON" if parse is loads else "TOML"
+        raise refusal(f"{problem}: it is not {language}, or is cut off: {message_of(error)}; {cure}") from error
 
 
 def to_plain(record: Any) -> Any:

@@ -13,6 +13,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
 
+from edge_opt.text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -43,7 +45,7 @@ def show_progress(stream: TextIO | None = None) -> Iterator[None]:
     def show(step: str) -> None:
         nonlocal is_shown
         is_shown = True
-        out.write(f"{_CLEAR_LINE}{step[: console_width() - 1]}")
+        out.write(f"{_CLEAR_LINE}{printable(step)[: console_width() - 1]}")
         out.flush()
 
     token = _show.set(show)

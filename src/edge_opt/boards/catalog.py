@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -15,6 +14,7 @@ from typing import Any, cast, get_args
 
 from edge_opt._support.checks import is_number
 from edge_opt._support.files import config_folder
+from edge_opt._support.json import loads, read_document
 from edge_opt.errors import InvalidDevice, UnknownDevice
 from edge_opt.records.devices import Bandwidth, DeviceSpec, Engine, Figure, FigureKind, KnownLatency, Peak, Power
 
@@ -282,18 +282,10 @@ def unknown_device(name: str, others: Collection[str] = ()) -> UnknownDevice:
 
 def read_table(path: Path) -> Mapping[str, Any]:
     """Read what a TOML or JSON file holds, of a device, a platform or a calibration."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UnknownDevice(f"no file {str(path)!r}; `edge-opt devices` lists what is there without one") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDevice(f"cannot read {str(path)!r}: {error}") from error
-    is_json = path.suffix.lower() == ".json"
-    try:
-        data: Any = json.loads(text) if is_json else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        language = "JSON" if is_json else "TOML"
-        raise InvalidDevice(f"{path} is not {language}, or is cut off: {error}") from error
+    if not path.exists():
+        raise UnknownDevice(f"no file {str(path)!r}; `edge-opt devices` lists what is there without one")
+    parse = loads if path.suffix.lower() == ".json" else tomllib.loads
+    data: Any = read_document(path, InvalidDevice, "`edge-opt devices` lists what is there without one", parse)
     if not isinstance(data, Mapping):
         raise InvalidDevice(f"{path} holds a {type(data).__name__}; a device is a table with a name and figures")
     return data

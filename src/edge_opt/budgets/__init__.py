@@ -1,6 +1,13 @@
 """Budgets as people write them, and whether figures keep within them."""
 
-from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TRIAL_METRICS, Metric, parse_budget, trial_metrics
+from edge_opt.budgets.budget_metrics import (
+    PROFILE_METRICS,
+    TRIAL_METRICS,
+    Metric,
+    parse_budget,
+    parse_budgets,
+    trial_metrics,
+)
 from edge_opt.budgets.check import violations
 
-__all__ = ["PROFILE_METRICS", "TRIAL_METRICS", "Metric", "parse_budget", "trial_metrics", "violations"]
+__all__ = ["PROFILE_METRICS", "TRIAL_METRICS", "Metric", "parse_budget", "parse_budgets", "trial_metrics", "violations"]

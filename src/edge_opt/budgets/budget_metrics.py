@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast
 
 from edge_opt import units
+from edge_opt._support.json import read_document
 from edge_opt.boards.capacity import peak_memory
 from edge_opt.errors import BudgetError, InvalidInput
 from edge_opt.records.measurements import Interval
@@ -223,8 +225,11 @@ _KNOWN: Mapping[str, Metric[Any]] = {**TRIAL_METRICS, **PROFILE_METRICS}
 def parse_budget(text: str, metrics: Mapping[str, Metric[Any]] = _KNOWN) -> Budget:
     """Return the budget that a text states; the limit is in the unit that the metric's name says.
 
-    Counts take k, M, G and T, shares take %. `metrics` are the names to choose from, such as `PROFILE_METRICS`.
+    Counts take k, M, G and T, shares take %, sizes take any unit of sizes, such as MiB. `metrics` are the names to
+    choose from, such as `PROFILE_METRICS`.
 
+    >>> parse_budget("size_mb <= 512 KiB").limit
+    0.5
     >>> parse_budget("macs <= 600M").limit
     600000000.0
     >>> parse_budget("accuracy_drop < 1.5%")
@@ -237,6 +242,20 @@ def parse_budget(text: str, metrics: Mapping[str, Metric[Any]] = _KNOWN) -> Budg
     if parts["relation"] not in _RELATIONS:
         raise BudgetError(text, parts.start("relation"), "expected <=, <, >= or >")
     return Budget(metric.name, _RELATIONS[parts["relation"]], _value(parts, metric), text)
+
+
+def parse_budgets(texts: Iterable[str | Budget], metrics: Mapping[str, Metric[Any]] = _KNOWN) -> tuple[Budget, ...]:
+    """Return the budgets that texts state; refuse two that no figure can keep at once."""
+    budgets = tuple(parse_budget(text, metrics) if isinstance(text, str) else text for text in texts)
+    for least, most in product(budgets, repeat=2):
+        low, high = metrics.get(least.metric), metrics.get(most.metric)
+        is_pair = least.relation[0] == ">" and most.relation[0] == "<"
+        if low is None or high is None or low.family != high.family or not is_pair:
+            continue
+        gap = least.limit * low.scale - most.limit * high.scale
+        if gap > 0 or (gap == 0 and "=" not in least.relation[1:] + most.relation[1:]):
+            raise InvalidInput(f"no figure can keep both {least.text!r} and {most.text!r}; drop one of them")
+    return budgets
 
 
 def parse_increase(text: str, metrics: Mapping[str, Metric[Any]] = PROFILE_METRICS) -> Increase:
@@ -291,9 +310,13 @@ def _value(parts: re.Match[str], metric: Metric[Any]) -> float:
     value = _number(parts)
     suffix, unit = parts["suffix"], metric.unit
     # The metric's own unit may be repeated; not as MJ, which is a billion mJ.
-    spellings = {"energy": ("", unit, f"{unit[:-1]}J"), "bytes": ("", unit, unit.upper(), f"{unit[:1]}B")}
+    spellings = {"energy": ("", unit, f"{unit[:-1]}J")}
+    # Tables print sizes as KiB, MiB and GiB, which is what KB, MB and GB mean here.
+    byte_unit = "bytes" if suffix in ("B", "b") else suffix.lower().replace("ib", "b")
     if suffix == "%" and metric.kind == "share":
         value /= 100
+    elif metric.kind == "bytes" and byte_unit in _UNITS["bytes"]:
+        value *= _UNITS["bytes"][byte_unit] / metric.scale
     elif suffix in _PREFIXES and metric.kind in ("count", "rate"):
         value *= _PREFIXES[suffix]
     elif suffix not in spellings.get(metric.kind, ("", unit)):
@@ -326,10 +349,7 @@ def configured_budgets(folder: Path) -> tuple[Budget, ...]:
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         return ()
-    try:
-        data: Any = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"cannot read {str(path)!r}: {error}") from error
+    data: Any = read_document(path, InvalidInput, "budgets are in its table tool.edge-opt.budgets", tomllib.loads)
     for step in ("tool", "edge-opt", "budgets"):
         data = data.get(step, {}) if isinstance(data, dict) else {}
     if not isinstance(data, dict):

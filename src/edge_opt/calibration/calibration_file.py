@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt._support.files import config_folder, write_named
-from edge_opt._support.json import from_plain, to_plain
+from edge_opt._support.json import from_plain, read_document, to_plain
 from edge_opt.errors import CalibrationMissing, InvalidCalibration, UnreadableProfile
 from edge_opt.records.costs import TensorInfo
 from edge_opt.records.predictions import Calibration
@@ -38,20 +38,14 @@ def load_calibration(path: str | os.PathLike[str] | None = None) -> Calibration:
         path: The file; None takes the one that `calibrate` wrote for this host.
     """
     file = host_file() if path is None else Path(path)
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if path is None:
-            raise CalibrationMissing(
-                "this host has not been calibrated; run `edge-opt calibrate` (about two minutes), or name a "
-                "calibration file"
-            ) from None
-        raise CalibrationMissing(f"no calibration file {str(path)!r}; `edge-opt calibrate -o FILE` makes one") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidCalibration(f"cannot read {str(file)!r}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidCalibration(f"{file} is not JSON, or is cut off: {error}") from error
-    return calibration_from(data, file)
+    if path is None and not file.is_file():
+        raise CalibrationMissing(
+            "this host has not been calibrated; run `edge-opt calibrate` (about two minutes), or name a "
+            "calibration file"
+        )
+    if not file.exists():
+        raise CalibrationMissing(f"no calibration file {str(path)!r}; `edge-opt calibrate -o FILE` makes one")
+    return calibration_from(read_document(file, InvalidCalibration, "`edge-opt calibrate -o FILE` makes one"), file)
 
 
 def calibration_from(data: Any, file: Path) -> Calibration:

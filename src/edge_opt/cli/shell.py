@@ -24,8 +24,9 @@ from typer.core import TyperCommand, TyperGroup
 from edge_opt._support.deprecation import FormerNameWarning, current_words
 from edge_opt._support.json import to_plain
 from edge_opt._support.progress import console_width, show_progress
-from edge_opt.errors import EdgeOptError, SweepInterrupted, TraceFailed
+from edge_opt.errors import EdgeOptError, SweepInterrupted, TraceFailed, first_line
 from edge_opt.loading import TRUST
+from edge_opt.text import lines, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 NOT_SATISFIED = 1
 _INTERRUPTED = SweepInterrupted.exit_code
+_LONGEST_STATUS = 2_000
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells say it
 
 
@@ -164,8 +166,6 @@ class Shell(TyperGroup):
             _give_up_stdout()
             raise typer.Exit(_PIPE_CLOSED) from error
         except OSError as error:
-            if error.errno is None:
-                raise
             raise self._ended(ctx, error, refused(error), EdgeOptError.exit_code) from error
         finally:
             _meta.reset(token)
@@ -258,7 +258,9 @@ def _plain_deprecation_warnings() -> Iterator[None]:
 
 
 def refused(error: OSError) -> str:
-    """Describe an error of a file or a disk in one sentence."""
+    """Describe an error of a file or a disk in one sentence; one without a number is of the user's own code."""
+    if error.errno is None:
+        return f"{first_line(error)}; the model's or the data's own code raised it"
     where = f"use {error.filename}" if error.filename else "read or write"
     return f"cannot {where}: {error.strerror}; check its permissions and the space left, or choose another path"
 
@@ -357,9 +359,9 @@ def print_record(record: Any, kind: str, plain: Callable[[Any], Any] = to_plain)
 
 
 def print_status(sentence: str) -> None:
-    """Print something that is not the result, to stderr."""
+    """Print something that is not the result, to stderr; names of models and files are part of it."""
     try:
-        typer.echo(sentence, err=True)
+        typer.echo(shorten(lines(sentence), _LONGEST_STATUS), err=True)
     except OSError:  # stderr is closed or full, too: the exit code is all that is left
         return
 

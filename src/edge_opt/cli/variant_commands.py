@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer import Argument
 
-from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TABLE, configured_budgets, parse_budget, parse_increase
+from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TABLE, configured_budgets, parse_budgets, parse_increase
 from edge_opt.cli import arguments as shared
 from edge_opt.cli.arguments import (
     LoadedCall,
@@ -205,7 +205,7 @@ def _limits(
     budget: Sequence[str], max_increase: Sequence[str], has_baseline: bool
 ) -> tuple[list[Budget], list[Increase]]:
     """Return the limits of the command line, or else those of pyproject.toml."""
-    budgets = [parse_budget(text, PROFILE_METRICS) for text in budget] or list(configured_budgets(Path.cwd()))
+    budgets = list(parse_budgets(budget or configured_budgets(Path.cwd()), PROFILE_METRICS))
     increases = [parse_increase(text) for text in max_increase]
     if not budgets and not increases:
         raise InvalidInput(

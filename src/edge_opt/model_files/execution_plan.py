@@ -28,8 +28,9 @@ from edge_opt.model_files.file_graph import (
     scopes_of,
     spans,
 )
-from edge_opt.model_files.node_call import MOST_ELEMENTS, real_values, torch_dtype
+from edge_opt.model_files.node_call import real_values, torch_dtype
 from edge_opt.model_files.onnx_quantized import quantized_nodes
+from edge_opt.trace.inputs import MOST_ELEMENTS
 
 RANDOM = frozenset(
     "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial RANDOM_UNIFORM "

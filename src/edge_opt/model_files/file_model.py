@@ -19,12 +19,12 @@ from edge_opt.errors import InvalidInput
 from edge_opt.model_files.execution_plan import ExecutionPlan
 from edge_opt.model_files.file_graph import ModelFile, read_errors
 from edge_opt.model_files.graph_interpreter import GraphInterpreter, Reading
-from edge_opt.model_files.node_call import MOST_ELEMENTS, torch_dtype
+from edge_opt.model_files.node_call import torch_dtype
 from edge_opt.model_files.onnx_reader import read_onnx
 from edge_opt.model_files.tflite_arena import Arena, plan_arena
 from edge_opt.model_files.tflite_reader import read_tflite
 from edge_opt.records.costs import Trace
-from edge_opt.trace.inputs import ShapeOnlyModule
+from edge_opt.trace.inputs import MOST_ELEMENTS, ShapeOnlyModule
 from edge_opt.trace.tape import current_tape
 from edge_opt.trace.tracer import trace
 

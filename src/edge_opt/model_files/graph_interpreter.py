@@ -33,7 +33,7 @@ from edge_opt.model_files.file_graph import (
     names_read,
 )
 from edge_opt.model_files.node_call import (
-    MOST_ELEMENTS,
+    Handler,
     NodeCall,
     define,
     handler_of,
@@ -44,6 +44,7 @@ from edge_opt.model_files.node_call import (
     unrecorded,
 )
 from edge_opt.records.costs import Shape
+from edge_opt.trace.inputs import MOST_ELEMENTS
 from edge_opt.trace.lifetimes import nbytes_of, shape_of
 from edge_opt.trace.module_calls import ModuleStack
 from edge_opt.trace.shapes import output_specs
@@ -236,8 +237,10 @@ class GraphInterpreter:
 
     def _evaluate(self, node: FileNode, real: list[torch.Tensor | None]) -> tuple[Any, ...] | None:
         """Return the values of a node whose inputs are known; None where torch has no kernel for their element type."""
+        handler = handler_of(node)
+        assert handler is not None
         try:
-            return self._called(NodeCall(node, node.attributes, real, real, self.plan.file.opset, "cpu"))
+            return self._called(NodeCall(node, node.attributes, real, real, self.plan.file.opset, "cpu"), handler)
         except TraceFailed as error:
             if isinstance(error.__cause__, NotImplementedError):
                 return None
@@ -251,10 +254,12 @@ class GraphInterpreter:
         call = NodeCall(
             node, settings, inputs, [self.constant_values.get(name) for name in node.inputs], self.plan.file.opset
         )
+        handler = handler_of(node)
         if node.op in CONTROL and node.domain in KNOWN_DOMAINS:
-            results = getattr(_Control(self, call), f"_{node.op.lower()}")()
-        elif handler_of(node) is not None:
-            results = self._called(call)
+            control = _Control(self, call)
+            results = self._called(call, lambda _: getattr(control, f"_{node.op.lower()}")())
+        elif handler is not None:
+            results = self._called(call, handler)
             _check_types(call, results)
         elif function is not None:
             results = self._function(function, call)
@@ -265,9 +270,7 @@ class GraphInterpreter:
                 self.values[name] = value
 
     @staticmethod
-    def _called(call: NodeCall) -> tuple[Any, ...]:
-        handler = handler_of(call.node)
-        assert handler is not None
+    def _called(call: NodeCall, handler: Handler) -> tuple[Any, ...]:
         try:
             results = handler(call)
         except EdgeOptError:
@@ -480,7 +483,7 @@ class _Control:
 
     def _scan(self) -> tuple[Any, ...]:
         call, body = self.call, self.call.get("body")
-        inputs = int(call.get("num_scan_inputs", 1))
+        inputs = min(int(call.get("num_scan_inputs", 1)), len(call.inputs))
         state = list(call.inputs[: len(call.inputs) - inputs])
         rows = call.inputs[len(state) :]
         axes = list(call.get("scan_input_axes", ())) or [0] * inputs

@@ -19,12 +19,11 @@ from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.errors import TraceFailed
 from edge_opt.model_files.file_graph import FileNode, FileTensor
 from edge_opt.records.costs import TensorInfo
+from edge_opt.trace.inputs import MOST_ELEMENTS
 
 Result = torch.Tensor | None | list[Any] | tuple[Any, ...]
 Handler = Callable[["NodeCall"], Result]
 TensorFunction = Callable[..., torch.Tensor]
-
-MOST_ELEMENTS = 1 << 50  # a tensor beyond a petabyte is a mistake in the file
 
 _handlers: dict[str, Handler] = {}
 _shapes_only: set[str] = set()

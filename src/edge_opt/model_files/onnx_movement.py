@@ -172,8 +172,7 @@ def slice_(call: NodeCall) -> torch.Tensor:
                 step == 1 and len(picked)
             ) else x[(slice(None),) * (int(axis) % x.dim()) + (slice(int(start), int(end), int(step)),)]  # fmt: skip
         else:  # torch has no steps backwards: those that remain, turned round
-            kept = list(picked)
-            low, high = (min(kept), max(kept) + 1) if kept else (0, 0)
+            low, high = (picked[-1], picked[0] + 1) if picked else (0, 0)
             x = x.narrow(int(axis), low, high - low).flip(int(axis))
             x = x[(slice(None),) * (int(axis) % x.dim()) + (slice(None, None, -int(step)),)]
     return x

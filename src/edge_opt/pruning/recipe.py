@@ -20,7 +20,7 @@ from torch import nn
 
 from edge_opt._support.extras import import_optional
 from edge_opt._support.files import publish, staging
-from edge_opt._support.json import from_plain
+from edge_opt._support.json import from_plain, read_document
 from edge_opt.errors import InvalidInput, NotSaved, PruningFailed, UnreadableModel, UnreadableProfile
 from edge_opt.pruning.attention import HEAD_COUNTS, HEAD_WIDTHS, PrunedAttention
 from edge_opt.pruning.coupling import ChannelMap, kept_channels
@@ -306,10 +306,7 @@ def read_spec(path: str | os.PathLike[str]) -> PruneSpec:
     source = Path(path)
     if not source.is_file():
         raise InvalidInput(f"no file {str(source)!r}; a pruned model is a folder with {SPEC_FILE} and {WEIGHTS_FILE}")
-    try:
-        plain = json.loads(source.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UnreadableModel(f"{str(source)!r} is cut off or is not JSON: {error}") from error
+    plain = read_document(source, UnreadableModel, "prune the model again")
     if not isinstance(plain, dict) or plain.get("schema") != PRUNE_SCHEMA:
         raise UnreadableModel(
             f"{str(source)!r} is not the recipe of a pruned model; its schema must be {PRUNE_SCHEMA!r}"

@@ -12,7 +12,7 @@ from edge_opt.budgets.budget_metrics import PROFILE_METRICS
 from edge_opt.records.profiles import CheckedBudget, CheckResult, Contribution
 from edge_opt.report.comparison import figure_text
 from edge_opt.report.sheets import Cell, Column, Sheet, column, sheet, text_column
-from edge_opt.text import printable, xml
+from edge_opt.text import lines, printable
 
 FORMAT = "edge_opt.check"
 _MARKS = {"holds": "ok", "broken": "FAIL", "undecided": "?", "unknown": "FAIL"}
@@ -118,7 +118,7 @@ def as_junit(result: CheckResult) -> str:
     counts = {"tests": len(result.budgets), "failures": len(result.failures), "errors": 0, "skipped": len(undecided)}
     attributes = {name: str(count) for name, count in counts.items()}
     root = ElementTree.Element("testsuites", {"name": "edge-opt check", **attributes})
-    suite = ElementTree.SubElement(root, "testsuite", {"name": xml(printable(result.name)), **attributes})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": lines(printable(result.name)), **attributes})
     for budget in result.budgets:
         names = {"classname": f"edge-opt.{printable(result.name)}", "name": printable(budget.budget.text)}
         case = ElementTree.SubElement(suite, "testcase", names)
@@ -126,10 +126,10 @@ def as_junit(result: CheckResult) -> str:
             continue
         why = list(_details(budget))
         tag = "failure" if budget in result.failures else "skipped"
-        element = ElementTree.SubElement(case, tag, {"message": xml(printable(why[0] if why else budget.outcome))})
+        element = ElementTree.SubElement(case, tag, {"message": lines(printable(why[0] if why else budget.outcome))})
         if tag == "failure":
             element.set("type", budget.outcome)
-        element.text = xml("\n".join(map(printable, why)))
+        element.text = lines("\n".join(map(printable, why)))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 

@@ -7,11 +7,10 @@ import io
 import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from string import ascii_uppercase
 
 from edge_opt import units
-from edge_opt._support.json import to_plain
+from edge_opt._support.json import read_document, to_plain
 from edge_opt.errors import InvalidInput, UnreadableProfile
 from edge_opt.records.profiles import ComparedFigure, ComparedLayer, FigureUnit, LayerFigures, ModelComparison
 from edge_opt.report.save import read_record
@@ -172,12 +171,7 @@ def document(comparison: ModelComparison) -> str:
 
 def load_comparison(path: str | os.PathLike[str]) -> ModelComparison:
     """Read a comparison that `save` wrote as .json; it equals the one that was saved."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableProfile(
-            f"cannot read {str(path)!r}: {error}; comparison.save('NAME.json') writes it"
-        ) from error
+    text = read_document(path, UnreadableProfile, "comparison.save('NAME.json') writes one", str)
     again = "compare the models again"
     return read_record(ModelComparison, text, repr(str(path)), FORMAT, SCHEMA_VERSION, again, unversioned=True)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from edge_opt._support.extras import missing_extra
 from edge_opt._support.files import write_named
+from edge_opt._support.json import read_document
 from edge_opt.errors import InvalidInput
 from edge_opt.records.compression import Sensitivity
 from edge_opt.records.profiles import ModelProfile
@@ -96,7 +97,10 @@ def embedded(data: Any) -> str:
     >>> embedded({"name": "</script>&"})
     '{"name": "\\u003c/script\\u003e\\u0026"}'
     """
-    text = json.dumps(data, allow_nan=False)
+    try:
+        text = json.dumps(data, allow_nan=False)
+    except ValueError as error:  # only a damaged file has infinity
+        raise InvalidInput("a figure of the page is not a finite number; measure the model again") from error
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -240,10 +244,7 @@ def write_runs(
 
 
 def _object(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{str(path)!r} is not JSON, or is cut off ({error}); run again, or remove it") from error
+    data = read_document(path, InvalidInput, "run again, or remove it")
     if not isinstance(data, dict):
         raise InvalidInput(f"{str(path)!r} holds a {type(data).__name__}; expected an object")
     return data
@@ -253,7 +254,4 @@ def _text(path: Path) -> str:
     if path.suffix.lower() in (".onnx", ".tflite", ".pt2"):
         raise InvalidInput(f"{str(path)!r} is a model; `edge-opt report {path}` writes its page, and "
                            "`edge-opt compare A B -o page.html` that of two")  # fmt: skip
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"cannot read {str(path)!r}: {error}") from error
+    return str(read_document(path, InvalidInput, "name a run, a profile or a sweep", str))

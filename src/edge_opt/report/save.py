@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from edge_opt._support import files
-from edge_opt._support.json import dumps_rows, from_plain, to_plain
+from edge_opt._support.json import dumps_rows, from_plain, loads, read_document, to_plain
 from edge_opt.errors import EdgeOptError, InvalidInput, UnreadableProfile
 from edge_opt.records.profiles import SCHEMA_VERSION, Level, ModelProfile
 from edge_opt.report.html import sheet_page
@@ -82,15 +82,8 @@ def load(path: str | os.PathLike[str]) -> ModelProfile:
     Args:
         path: The file.
     """
+    text = read_document(path, UnreadableProfile, "`edge-opt profile -o FILE.json` writes a profile", str)
     again = "profile the model again"
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UnreadableProfile(f"no file {str(path)!r}; `edge-opt profile -o FILE.json` writes a profile") from None
-    except OSError as error:
-        raise UnreadableProfile(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UnreadableProfile(f"{str(path)!r} is not JSON, or is cut off ({error}); {again}") from error
     return read_record(ModelProfile, text, repr(str(path)), FORMAT, SCHEMA_VERSION, again, _fault_of)
 
 
@@ -119,8 +112,8 @@ def read_record(
         unversioned: Whether documents without a schema version are read too, as 0.2 wrote them.
     """
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = loads(text)
+    except ValueError as error:
         raise refusal(f"{source} is not JSON, or is cut off ({error}); {cure}") from error
     if not isinstance(data, dict) or data.pop("format", None) != document_format:
         what = document_format.rpartition(".")[2]

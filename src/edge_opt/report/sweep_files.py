@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_opt import units
-from edge_opt._support.json import dumps_rows, to_plain
+from edge_opt._support.json import dumps_rows, read_document, to_plain
 from edge_opt.errors import UnreadableSweep
 from edge_opt.records.sweeps import SHARES, TRIAL_COLUMNS, Speedup, SpeedupRatio, SweepResult, Trial, TrialMetrics
 from edge_opt.report.save import read_record
@@ -71,12 +71,8 @@ def _fault_of(result: SweepResult) -> str | None:
 def load_sweep(path: str | os.PathLike[str]) -> SweepResult:
     """Return the sweep of a run: its folder, or the `sweep.json` in it."""
     file = Path(path) / "sweep.json" if Path(path).is_dir() else Path(path)
-    if not file.is_file():
-        raise UnreadableSweep(f"no file {str(file)!r}; `edge-opt run` and `edge-opt sweep` write it")
-    try:
-        return read_sweep(file.read_text(encoding="utf-8"), repr(str(file)))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableSweep(f"cannot read {str(file)!r}: {error}") from error
+    text = read_document(file, UnreadableSweep, "`edge-opt run` and `edge-opt sweep` write it", str)
+    return read_sweep(text, repr(str(file)))
 
 
 def frontier_keys(result: SweepResult, objective: str) -> frozenset[str]:

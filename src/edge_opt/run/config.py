@@ -12,12 +12,13 @@ from typing import Annotated, Any, Literal, cast
 
 from edge_opt._support.deprecation import current_keywords, former_names
 from edge_opt._support.extras import missing_extra
-from edge_opt.budgets import parse_budget, trial_metrics
-from edge_opt.errors import BudgetError, EdgeOptError, InvalidConfig
+from edge_opt.budgets import parse_budgets, trial_metrics
+from edge_opt.errors import EdgeOptError, InvalidConfig, first_line, message_of
 from edge_opt.loading import absolute_reference
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.records.sweeps import SHARES
 from edge_opt.runtimes.registry import check_name, runtime_names
+from edge_opt.text import shorten
 from edge_opt.units import MIB
 
 try:
@@ -39,7 +40,10 @@ except ModuleNotFoundError as error:
 Precisions = Literal["fp32", "fp16", "bf16", "int8"]
 Runtimes = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"enum": [*runtime_names()]})]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Beyond these bounds a number is a slip of the keyboard.
+Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 # Beyond this a number of passes is a slip of the keyboard.
 Epochs = Annotated[int, Field(le=100_000)]
@@ -86,14 +90,14 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
-    seed: Annotated[int, Field(ge=0)] = setting(0, "training", sweep=True, group="Run")
+    seed: Seed = setting(0, "training", sweep=True, group="Run")
     """Seed of the split of the data, the initial weights and fine-tuning."""
-    output_dir: str = setting("outputs", "report")
+    output_dir: Text = setting("outputs", "report")
     """Folder of all results; a second run resumes there."""
 
-    dataset: str = setting("digits", "data", group="Data")
+    dataset: Text = setting("digits", "data", group="Data")
     """digits, mnist, fashion-mnist, or your own loaders: file.py:loaders."""
-    data_dir: str | None = setting(None, "search")
+    data_dir: Text | None = setting(None, "search")
     """Folder of idx files; null searches the usual folders."""
     download: bool = setting(False, "search")
     """Download mnist or fashion-mnist if it is missing."""
@@ -105,7 +109,7 @@ class RunConfig(BaseModel):
     """Validation samples, used to choose candidates; null uses as many as the test part has."""
     calibration_batches: Count = setting(4, "data", sweep=True)
     """Batches that set the ranges of int8; in no other part."""
-    dataloader_seed: Annotated[int, Field(ge=0)] | None = setting(None, "data")
+    dataloader_seed: Seed | None = setting(None, "data")
     """Seed of the order of training samples; null uses seed."""
     num_workers: Annotated[int, Field(ge=0, le=1024)] = setting(0, "search")
     """Extra processes that load data."""
@@ -131,7 +135,7 @@ class RunConfig(BaseModel):
     """Threads for training and building; small networks are fastest with one. null: all cores."""
     epochs: Annotated[Epochs, Field(ge=1)] = setting(12, "training")
     """Epochs of training the baseline."""
-    learning_rate: Positive = setting(3e-3, "training", sweep=True)
+    learning_rate: Annotated[Positive, Field(le=100)] = setting(3e-3, "training", sweep=True)
     """Learning rate of AdamW, falling to zero over the epochs."""
     fine_tune_epochs: Annotated[Epochs, Field(ge=0)] = setting(3, "candidate", sweep=True)
     """Epochs of fine-tuning after pruning."""
@@ -175,8 +179,8 @@ class RunConfig(BaseModel):
     """Accepted from older files and not used: `trials` candidates are drawn at random."""
     trials: Count | None = setting(None, "search", sweep=True, group="Search")
     """Candidates to try, drawn at random; null: all."""
-    memory_limit_mb: Positive | None = setting(None, "search", sweep=True)
-    """Memory limit of one candidate; null: no limit."""
+    memory_limit_mb: Annotated[Positive, Field(ge=256)] | None = setting(None, "search", sweep=True)
+    """Memory limit of one candidate in MiB, at least 256 for torch itself; null: no limit."""
     time_limit_s: Positive | None = setting(600.0, "search", sweep=True)
     """Time limit of one candidate in seconds."""
     sensitivity: bool = setting(False, "report")
@@ -197,13 +201,13 @@ class RunConfig(BaseModel):
     power_watts: Positive = setting(2.0, "timing", sweep=True)
     """Power of the device in watts. Without a meter, energy is this times latency, a proxy."""
 
-    target: str | None = setting(None, "report", group="Deployment")
+    target: Text | None = setting(None, "report", group="Deployment")
     """Device of `edge-opt devices` to predict times for."""
-    target_runtime: str | None = setting(None, "report")
+    target_runtime: Text | None = setting(None, "report")
     """Runtime on the target, such as ncnn; null: the one with the most accurate data."""
     target_threads: Count | None = setting(None, "report")
     """Threads of the runtime on the target; null: those with the most accurate data."""
-    cpu_frequency_scale: Positive = setting(1.0, "report")
+    cpu_frequency_scale: Annotated[Positive, Field(ge=0.001, le=1000)] = setting(1.0, "report")
     """Clock of the simulated device over the clock of this machine."""
     stream_interval_ms: Positive = setting(10.0, "report")
     """Interval between two samples of the simulated stream."""
@@ -238,12 +242,12 @@ class RunConfig(BaseModel):
     def _are_budgets(self) -> RunConfig:
         try:
             known = trial_metrics(self.metric_name)
-            for text in self.budgets if "budgets" in self.model_fields_set else ():
-                parse_budget(text, known)
-        except BudgetError as error:
-            raise ValueError(f"budgets: {error}") from error
         except EdgeOptError as error:
             raise ValueError(f"metric: {error}") from error
+        try:
+            parse_budgets(self.all_budgets if "budgets" in self.model_fields_set else (), known)
+        except EdgeOptError as error:
+            raise ValueError(f"budgets: {error}") from error
         return self
 
     @field_validator("pruning_levels", "precisions", "runtimes", "memory_budgets_mb", "budgets")
@@ -447,7 +451,7 @@ def read_settings(settings: Sequence[str], content: Mapping[str, Any] | None = N
             inner = section.get(step)
             section[step] = dict(inner) if isinstance(inner, Mapping) else {}
             section = section[step]
-        section[steps[-1]] = _yaml(text, f"--set {setting!r}")
+        section[steps[-1]] = _yaml(text, f"--set {shorten(setting, 80)!r}")
     return merged
 
 
@@ -487,7 +491,7 @@ def _file(path: Path) -> dict[str, Any]:
     except OSError as error:
         cure = "`edge-opt init` writes one to start from"
         raise InvalidConfig(f"{path} cannot be read: {error.strerror}; {cure}") from error
-    except UnicodeDecodeError as error:
+    except ValueError as error:
         raise InvalidConfig(f"{path} is not a text file in UTF-8; a configuration is YAML") from error
     content = _yaml(text, str(path))
     if content is None:
@@ -505,7 +509,10 @@ def _yaml(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
-        raise InvalidConfig(f"{where} is not YAML{line}: {getattr(error, 'problem', None) or error}") from error
+        problem = getattr(error, "problem", None) or message_of(error)
+        raise InvalidConfig(f"{where} is not YAML{line}: {problem}") from error
+    except Exception as error:  # PyYAML converts dates, numbers and tags without checking them first
+        raise InvalidConfig(f"{where} has a value that YAML cannot convert: {first_line(error)}") from error
 
 
 # What pydantic adds to the location of a value that may have several forms, such as text or a mapping.
@@ -540,7 +547,10 @@ def _sentence(fault: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    shown = "null" if value is None else repr(value)
+    try:
+        shown = "null" if value is None else repr(value)
+    except ValueError:  # Python does not print an integer of more than 4300 digits
+        shown = "a number of thousands of digits"
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 

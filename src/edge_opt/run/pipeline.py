@@ -28,6 +28,7 @@ from edge_opt.errors import EdgeOptError, InvalidConfig, InvalidInput
 from edge_opt.loading import ModelLike, resolve_call
 from edge_opt.measuring.ssh_board import Board, parse_board
 from edge_opt.profiling import profile
+from edge_opt.pruning.prune import check_path
 from edge_opt.records.compression import Sensitivity
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import Candidate, SweepResult, Trial
@@ -103,12 +104,14 @@ def run(
     config, board = _with_board(_as_config(config), measure_on)
     root = Path(config.output_dir if output is None else output)
     check_target(config)
+    search = _search_options(config, **options)
     source = ModelAndData.from_config(config)
     splits, untrained = source.splits(), source.build()
+    for path in config.layer_pruning:
+        check_path(untrained, path)
     _check_trainable(source, splits, untrained)
     sources = sources_of(config, splits, untrained, config.model_reference, trains_baseline=True)
     sources |= same_twice(untrained, source)
-    search = _search_options(config, **options)
     state = _Run(splits, root, config.subset(*RESULT_SCOPES), sources, search, board, on_event)
     with state.opened(fresh) as store:
         store.save_metadata("stage", "training")
@@ -159,6 +162,8 @@ def sweep(
     reference = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
     source = ModelAndData.from_arguments(reference or resolve_call(model)[0], loaders, inputs, config)
     splits, original = source.splits(), source.build()
+    for path in config.layer_pruning:
+        check_path(original, path)
     # A factory may train, or draw its weights anew, at each call: all processes get the first model.
     source = source.holding(original)
     call = source.call(splits, original)

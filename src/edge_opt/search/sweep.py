@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt._support.deprecation import current_keywords, former_names
+from edge_opt._support.files import sync_folder
 from edge_opt._support.json import from_plain
-from edge_opt.budgets import parse_budget, trial_metrics, violations
+from edge_opt.budgets import parse_budgets, trial_metrics, violations
 from edge_opt.errors import InvalidInput, SweepInterrupted
 from edge_opt.records.profiles import Budget
 from edge_opt.records.sweeps import Candidate, Failure, Finals, SweepResult, Trial, TrialMetrics, TrialStatus
-from edge_opt.search.builders import Builders, JobSpec, LocalBuilders, RemoteBuilders
+from edge_opt.search.builders import Builders, JobSpec, LocalBuilders, RemoteBuilders, check_scheduler
 from edge_opt.search.choose import frontiers, recommend, reject_slower_than_unpruned, retimed, speedup_of
 from edge_opt.search.isolation import Isolation, Job, Limits, Outcome, pickle_job
 from edge_opt.search.locks import folder_lock, measurement_lock
@@ -83,12 +84,13 @@ class SweepOptions:
             raise InvalidInput(f"workers is {self.workers} and retries is {self.retries}; expected 0 or more of each")
         if self.trials is not None and self.trials < 1:
             raise InvalidInput(f"trials is {self.trials}; expected 1 or more, or none for the whole space")
+        if self.scheduler is not None:
+            check_scheduler(self.scheduler, self.insecure)
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
         """The constraints, parsed."""
-        known = trial_metrics(self.metric)
-        return tuple(parse_budget(item, known) if isinstance(item, str) else item for item in self.constraints)
+        return parse_budgets(self.constraints, trial_metrics(self.metric))
 
     def candidates(self, space: Space) -> tuple[Candidate, ...]:
         """Return the candidates to try: the whole space, or `trials` of it, the same for the same seed."""
@@ -246,6 +248,8 @@ class Sweep:
             for candidate, outcome in results:
                 self._tell(PhaseEnded(candidate, "build"))
                 if outcome.failure is None:
+                    # The row survives a power failure, so the files that it speaks of must as well.
+                    sync_folder(self._folder(candidate))
                     self._store.save_build(candidate, Built(outcome.value, outcome.seconds))
                 else:
                     self._finish(candidate, outcome)

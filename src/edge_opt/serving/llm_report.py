@@ -167,6 +167,15 @@ class _Request:
         if spec.cores is not None and self.threads > spec.cores.value:
             raise InvalidInput(f"threads is {self.threads}, and {spec.name} has {spec.cores.value:g} cores")
 
+    def check_engine(self, spec: DeviceSpec | None) -> None:
+        """Refuse an engine that the target does not have, as far as the catalogue knows."""
+        if self.engine is None or spec is None:
+            return
+        known = {spec.engine, *(peak.engine for peak in spec.peaks), *(item.engine for item in spec.bandwidths)}
+        if self.engine not in known:
+            names = ", ".join(sorted(name for name in known if name))
+            raise InvalidInput(f"{spec.name} has no figures of a {self.engine}; choose one of its engines: {names}")
+
     def ram_bytes(self, spec: DeviceSpec | None) -> tuple[int, ...]:
         """Return the sizes of RAM to check, smallest first."""
         if self.ram_gib is not None:
@@ -225,6 +234,7 @@ def _energy(spec: DeviceSpec | None, decode: DecodeCost) -> Energy | None:
 
 def _report(serving: Serving, spec: DeviceSpec | None, request: _Request, measured_model: Any) -> ServingReport:
     """Return the report of one format on one target; `measured_model` also runs here, unless it is None."""
+    request.check_engine(spec)
     request.check_threads(spec)
     speed = speed_of(spec, serving.form, request.engine, request.threads, serving.runtime)
     decode = decode_cost(serving, speed, serving.context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +16,15 @@ from urllib.parse import urlsplit
 import torch
 from torch import nn
 
+from edge_opt._support.json import read_document
 from edge_opt._support.progress import quiet
 from edge_opt.errors import InvalidInput, MissingExtra, ModelNotFound, first_line
 
 FORMS = "hf:ORG/NAME, a folder or config.json, a transformers configuration or model, or a module with inputs="
 HUB = "hf:"
+# Several times those of the largest published models.
+_MOST_LAYERS = 1_000
+_MOST_EXPERTS = 4_096
 # Makes the arguments of one call: inputs(tokens=1, past=511, batch=1) → arguments by name, the cache among them.
 InputMaker = Callable[..., Mapping[str, Any]]
 
@@ -94,6 +98,8 @@ def find_config(source: Any) -> Any:
         path /= "config.json"
     if path.suffix == ".json":
         return _from_file(path, transformers)
+    if path.is_file():
+        raise ModelNotFound(f"{text!r} is a {path.suffix or 'file'}, which is not read; pass the model's config.json")
     raise ModelNotFound(f"no folder and no file {text!r}; a language model is {FORMS}")
 
 
@@ -140,12 +146,7 @@ def _hide_torchvision() -> None:
 
 
 def _from_file(path: Path, transformers: Any) -> Any:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelNotFound(f"no file {str(path)!r}; a folder of a model has its config.json") from None
-    except (OSError, ValueError) as error:
-        raise ModelNotFound(f"{str(path)!r} cannot be read as JSON: {error}") from error
+    data = read_document(path, ModelNotFound, "a folder of a model has its config.json")
     return config_from(data, str(path), transformers)
 
 
@@ -159,11 +160,24 @@ def config_from(data: Any, origin: str, transformers: Any) -> Any:
             f"{origin} is of type {kind!r}, which transformers {transformers.__version__} does not know; "
             "update it, or pass the module with inputs="
         )
+    _check_sizes(data, origin)
     try:
         with quiet():
             return transformers.CONFIG_MAPPING[kind].from_dict(dict(data))
     except Exception as error:  # each configuration checks its own fields in its own way
         raise ModelNotFound(f"{origin} is refused by transformers: {first_line(error)}") from error
+
+
+def _check_sizes(data: Mapping[str, Any], origin: str) -> None:
+    """Refuse sizes that no model has before layers are made of them: a billion layers would not end."""
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            _check_sizes(value, origin)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            most = _MOST_LAYERS if "layer" in key and "norm" not in key else _MOST_EXPERTS if "expert" in key else 1e12
+            least = 1 if key.endswith("_size") or key.startswith("num_hidden") else -math.inf
+            if not least <= value <= most:
+                raise ModelNotFound(f"{origin}: {key} is {value:g}; it must be from {max(least, -1e12):g} to {most:g}")
 
 
 def _from_hub(name: str, transformers: Any) -> Any:

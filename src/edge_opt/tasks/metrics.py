@@ -64,7 +64,10 @@ class QualityMetric:
         return Score(self, value, samples, drawn, each)
 
     def _finite(self, value: Any) -> float:
-        number = float(value)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise InvalidInput(f"metric {self.name} returns {str(value)[:60]!r}; it must return a number") from None
         if not math.isfinite(number):
             raise MeasurementFailed(f"{self.name} is {number} on these data; it has no meaning")
         return number
@@ -77,7 +80,7 @@ class QualityMetric:
         outputs, targets = (_joined(list(parts), self.name) for parts in zip(*answers, strict=True))
         samples, result = count_samples(targets), _plain(whole(outputs, targets))
         if np.shape(result) == (samples,) and samples > 1:
-            values = np.asarray(result, dtype=np.float64)
+            values = np.asarray([self._finite(value) for value in result])
             drawn = resampled(samples, resamples, lambda weights: float(weights @ values) / samples)
             return Score(self, self._finite(values.mean()), samples, drawn, values)
         if np.size(result) != 1:

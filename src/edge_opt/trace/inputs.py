@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from edge_opt._support.checks import is_whole
 from edge_opt.errors import InvalidInput
 
+MOST_ELEMENTS = 1 << 50  # a tensor beyond a petabyte is a mistake
+
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
@@ -38,6 +40,8 @@ class InputSpec:
         for dim in self.shape:
             if not is_whole(dim):
                 raise InvalidInput(f"input shape {tuple(self.shape)} has the dimension {dim!r}; all must be at least 1")
+        if prod(self.shape) > MOST_ELEMENTS:
+            raise InvalidInput(f"input shape {tuple(self.shape)} has {prod(self.shape):.3g} elements; at most 2^50")
         if self.dtype is not None and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise InvalidInput(f"unknown dtype {self.dtype!r}; use a torch name such as float32, float16 or int64")
 
