@@ -499,7 +499,7 @@ def _crafted_functions(folder: Path) -> Iterator[HostileFile]:
     yield _changed(folder, "functions in a circle", row(2, 1, "f0"))
     yield _changed(folder, "functions that double", row(40, 2, "Relu"))
     yield _changed(folder, "functions in a row", row(500, 1, "Relu"))
-    for depth in (5, 12, 25, 40):
+    for depth in (5, 12, 25):
         yield _changed(folder, f"If {depth} deep", nested(depth))
 
 

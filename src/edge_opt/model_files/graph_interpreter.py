@@ -29,6 +29,7 @@ from edge_opt.model_files.file_graph import (
     FileNode,
     Function,
     ModuleSpan,
+    graphs_in,
     names_from_outside,
     names_read,
 )
@@ -116,7 +117,8 @@ class GraphInterpreter:
         self.executed_nodes = 0
         self.depth = 0
         self.folded = 0
-        self.outside: dict[int, list[str]] = {}  # what graphs inside read from around them, by their identity
+        # What graphs inside read from around them, and the values of their own constants, by their identity.
+        self.outside: dict[int, tuple[list[str], dict[str, torch.Tensor | None]]] = {}
         self.dims = {
             dim: size
             for value in plan.file.graph.inputs
@@ -401,13 +403,13 @@ class _Control:
         names = [value.name for value in graph.inputs]
         values = {name: run.plan.inner[id(constant)] for name, constant in graph.constants.items()}
         if id(graph) not in run.outside:
-            run.outside[id(graph)] = names_from_outside(graph)
+            known_values = {name: real_values(constant) for name, constant in graph.constants.items()}
+            run.outside[id(graph)] = names_from_outside(graph), known_values
             check_order(graph.nodes, {*run.values, *values, *names})
-        around = run.outside[id(graph)]
+        around, known_values = run.outside[id(graph)]
         values = {name: run.values[name] for name in around if name in run.values} | values
         constants = {name: run.constant_values.get(name) for name in around}
-        constants |= {name: real_values(constant) for name, constant in graph.constants.items()}
-        constants |= dict(zip(names, known, strict=False))
+        constants |= known_values | dict(zip(names, known, strict=False))
         with run.names(self.call, values | dict(zip(names, inputs, strict=False)), constants):
             run.loop_values = run.loop_values.union(names) if is_round else run.loop_values
             for node in graph.nodes:
@@ -417,11 +419,21 @@ class _Control:
 
     def _check_iterations(self, count: int, body: FileGraph) -> None:
         """Refuse a loop whose number of iterations is too large before its first iteration."""
-        if count * len(body.nodes) > MOST_NODES:
+        nodes = self._executed(body)
+        if count * nodes > MOST_NODES:
             raise self.call.error(
-                f"it runs {count:,} iterations of {len(body.nodes):,} nodes, and at most {MOST_NODES:,} nodes are "
-                "executed; profile its body as a file of its own"
+                f"it runs {count:,} iterations of {nodes:,} nodes, and at most {MOST_NODES:,} nodes are executed; "
+                "profile its body as a file of its own"
             )
+
+    def _executed(self, graph: FileGraph) -> int:
+        """Return how many nodes one run of a graph executes; inner loops count as often as they are known to run."""
+        nodes = len(graph.nodes)
+        for node in graph.nodes:
+            count = self.run.constant_values.get(node.inputs[0]) if node.op == "Loop" and node.inputs else None
+            times = 1 if count is None else max(int(numbers(count)[0]), 0)
+            nodes += times * sum(map(self._executed, graphs_in(node)))
+        return nodes
 
     def _if(self) -> tuple[Any, ...]:
         condition = self.call.constant_values[0]
