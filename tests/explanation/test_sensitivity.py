@@ -72,7 +72,7 @@ def test_the_layer_that_matters_is_the_one_to_spare() -> None:
     assert by_path["2"].output_error < 1e-6
     assert by_path["0"].score_change < 0
     assert found.spare("prune") == ("0",)
-    assert "spare these, they lose most when pruned: 0" in str(found)
+    assert "do not change these, they lose most when pruned: 0" in str(found)
 
 
 def test_int8_is_closer_than_pruning_and_weights_come_back() -> None:
@@ -127,7 +127,7 @@ def test_a_metric_of_ones_own() -> None:
     [
         ({"loader": []}, "the loader has no batches"),
         ({"prune": (1.5,)}, "a ratio in prune is 1.5"),
-        ({"precisions": ("int4",)}, "precision is 'int4'; simulated are int8, fp16, bf16"),
+        ({"precisions": ("int4",)}, "precision is 'int4'; it must be one of int8, fp16, bf16"),
         ({"layers": ["conv9"]}, "SmallCNN has no layer 'conv9'; closest: conv2, conv1"),
         ({"loader": [(torch.zeros(2, 1, 28, 28), torch.zeros(2, 3))]}, "do not fit accuracy"),
     ],

@@ -412,20 +412,22 @@ def sensitivity_sheet(sensitivity: Sensitivity) -> Sheet:
     )
     baseline = units.percent(sensitivity.baseline) if is_accuracy else f"{sensitivity.baseline:.4g}"
     whole = f"{sensitivity.metric} of the whole model: {baseline} on {sensitivity.samples} samples"
-    spared = []
+    sensitive = []
     for change, verb in (("prune", "pruned"), ("quantize", "quantized")):
         paths = sensitivity.spare(change)  # type: ignore[arg-type]
         if paths:
-            spared.append(f"when {verb}: {', '.join(paths)}")
+            sensitive.append(f"when {verb}: {', '.join(paths)}")
     advice = (
-        f"spare these, they lose most {'; '.join(spared)}" if spared else "no layer loses anything on these samples"
+        f"do not change these, they lose most {'; '.join(sensitive)}"
+        if sensitive
+        else "no layer loses accuracy on these samples"
     )
     by_reason: dict[str, list[str]] = {}
     for path, reason in sensitivity.unchanged:
         by_reason.setdefault(reason, []).append(path)
     unchanged = (("Not changed", f"{', '.join(paths)}: {reason}") for reason, paths in by_reason.items())
     title = f"{whole}; quantization is simulated"
-    return Sheet(title, (columns,), (("Spare", advice), *unchanged))
+    return Sheet(title, (columns,), (("Advice", advice), *unchanged))
 
 
 @sheet(FineTuned)
