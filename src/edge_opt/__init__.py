@@ -12,7 +12,7 @@ __version__ = "0.2.0"
 # nothing, and the command line starts without torch.
 _HOMES = {
     "training_steps.step_report": ("training_step",),
-    "boards.batch_fit": ("compare_targets", "fit_batch"),
+    "budgets.batch_fit": ("compare_targets", "fit_batch"),
     "boards.capacity": ("peak_memory",),
     "boards.catalog": ("device", "devices"),
     "boards.estimate": ("estimate",),
@@ -54,8 +54,6 @@ __all__ = sorted([*(name for name, home in _HOME_OF.items() if home != "stream")
 
 if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists together
     from edge_opt import compress as compress
-    from edge_opt.boards.batch_fit import compare_targets as compare_targets
-    from edge_opt.boards.batch_fit import fit_batch as fit_batch
     from edge_opt.boards.capacity import peak_memory as peak_memory
     from edge_opt.boards.catalog import device as device
     from edge_opt.boards.catalog import devices as devices
@@ -63,6 +61,8 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.boards.platforms import fit_platform as fit_platform
     from edge_opt.boards.platforms import platforms as platforms
     from edge_opt.boards.roofline import roofline as roofline
+    from edge_opt.budgets.batch_fit import compare_targets as compare_targets
+    from edge_opt.budgets.batch_fit import fit_batch as fit_batch
     from edge_opt.budgets.check import check as check
     from edge_opt.calibration.calibrate import calibrate as calibrate
     from edge_opt.calibration.predict import predict as predict

@@ -30,12 +30,8 @@ EXCEPTIONS = {
     ("records", "report"), ("records", "_support"), ("records", "boards"), ("profiling", "report"),
     ("loading", "serving"),
 }  # fmt: skip
-# The largest batch is found by profiles and training steps; nothing in boards imports it.
 # The older API writes pictures of its tables.
-FILE_EXCEPTIONS = {
-    "edge_opt/boards/batch_fit.py": {"profiling", "training_steps"},
-    "edge_opt/hardware.py": {"report"},
-}
+FILE_EXCEPTIONS = {"edge_opt/hardware.py": {"report"}}
 REPORT_ASKS = {"boards", "budgets"}
 # The same thing in two packages: both APIs have a table, a configuration and energies; a sweep is searched and run.
 NATURAL_PARALLELS = {

@@ -133,7 +133,7 @@ def test_the_model_is_left_as_found() -> None:
         ({"memory_limit_mb": float("nan")}, "memory_limit_mb is nan"),
         ({"memory_limit_mb": "64"}, "memory_limit_mb is '64'"),
         ({"memory_limit_mb": True}, "memory_limit_mb is True"),
-        ({"memory_limit_mb": 1, "most": 0}, "most is 0"),
+        ({"memory_limit_mb": 1, "max_batch": 0}, "max_batch is 0"),
         ({"target": "apple-a16"}, "the RAM of apple-a16 is not known; pass memory_limit_mb="),
     ],
 )
