@@ -29,7 +29,7 @@ $(SYSTEM_READY): $(DEV_READY)
 	  || echo "could not install $(SYSTEM); as root: apt-get update && apt-get install $(SYSTEM)" >&2
 	@touch $@
 
-## demo: train, prune, quantise and measure a small network on bundled digits, and say where the report is
+## demo: train, prune, quantize and measure a small network on bundled digits, and say where the report is
 demo: $(RUN_READY)
 	$(BIN)/edge-opt run configs/default.yaml --output out/demo
 

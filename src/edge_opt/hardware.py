@@ -179,7 +179,7 @@ _READINGS = (
         float("-inf"),
         "compute-bound, or memory is used inefficiently",
         ("a small model may be dominated by the framework's overhead", "few or slow cores limit compute",
-         "check for cache misses", "consider quantisation or an accelerator"),
+         "check for cache misses", "consider quantization or an accelerator"),
     ),
 )  # fmt: skip
 # A roofline's own time is a sum of the same quotients; a share above 1 by their rounding alone says nothing of a cache.

@@ -271,7 +271,7 @@ class BoardStack:
         r_i = log t_i - log sum_k exp(f_k) x_ik
 
     Residuals follow a Student t with nu = 4 and a scale s of 0.1: a net that a runtime has no good kernel for must not
-    bend the costs of all others. Boards are alike, so f has a Gaussian prior N(m, S), and the fit minimises
+    bend the costs of all others. Boards are alike, so f has a Gaussian prior N(m, S), and the fit minimizes
 
         sum_i (nu + 1)/2 * log(1 + (r_i/s)^2 / nu)  +  1/2 * (f - m)' S^-1 (f - m)
 

@@ -231,7 +231,7 @@ def _bytes(tensor: TensorInfo, width: float) -> int:
 
 
 def floating_itemsize(dtype: str) -> int:
-    """Return the bytes per value of a floating dtype; 0 for integers, booleans, complex and quantised ones.
+    """Return the bytes per value of a floating dtype; 0 for integers, booleans, complex and quantized ones.
 
     >>> floating_itemsize("float16"), floating_itemsize("int64")
     (2, 0)

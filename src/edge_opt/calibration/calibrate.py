@@ -118,7 +118,7 @@ def _work(dtype: torch.dtype) -> Iterator[tuple[PeakClass, int, Callable[[], obj
 
 
 def _integer_peak() -> Iterator[MeasuredPeak]:
-    """Measure products of int8 matrices, the only class that torch has an integer kernel for without quantising."""
+    """Measure products of int8 matrices, the only class that torch has an integer kernel for without quantizing."""
     a, b = (torch.randint(-8, 8, (256, 256), dtype=torch.int8) for _ in range(2))
     try:
         seconds = best_seconds(lambda: torch._int_mm(a, b), 3)

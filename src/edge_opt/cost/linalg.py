@@ -1,4 +1,4 @@
-"""Linear algebra: factorisations, solutions and eigenvalues by the textbook's count of operations.
+"""Linear algebra: factorizations, solutions and eigenvalues by the textbook's count of operations.
 
 They are counted in `other_ops`, not in `macs`: a MAC belongs to a plain product. GVL is Golub and Van Loan, Matrix
 Computations, 4th edition; LAWN 41 is LAPACK Working Note 41, appendix on operation counts. Where an algorithm
@@ -100,7 +100,7 @@ for _operators, _ops in (
 
 @cost_rule(aten._linalg_solve_ex, kind="linalg")
 def solve(out: Any, x: TensorInfo, right: TensorInfo, *_: Any, **__: Any) -> Work:
-    """An LU factorisation, then two triangular solutions for each right-hand side: 2n³/3 + 2n²r."""
+    """An LU factorization, then two triangular solutions for each right-hand side: 2n³/3 + 2n²r."""
     n = x.shape[-1]
     return _work(x, _batch(x), lu_ops(n, n) + 2 * triangular_ops(n, _columns(right, x)))
 

@@ -76,7 +76,7 @@ def _affine(*parts: Any) -> int:
 
 @cost_rule(aten.layer_norm, aten.native_layer_norm, aten.group_norm, kind="norm")
 def layer_norm(out: Any, x: TensorInfo, size: Any, weight: Any = None, bias: Any = None, *_: Any) -> Work:
-    """Statistics and normalisation of every element; `size` is a shape or a number of groups."""
+    """Statistics and normalization of every element; `size` is a shape or a number of groups."""
     return Work(other_ops=norm_ops(_affine(weight, bias)) * x.elements, bytes_written=x.nbytes)
 
 
@@ -88,7 +88,7 @@ def rms_norm(out: Any, x: TensorInfo, shape: Any, weight: Any = None, *_: Any) -
 
 @cost_rule(aten.native_group_norm, kind="norm")
 def native_group_norm(out: Any, x: TensorInfo, weight: Any = None, bias: Any = None, *_: Any) -> Work:
-    """Statistics and normalisation of every element."""
+    """Statistics and normalization of every element."""
     return Work(other_ops=norm_ops(_affine(weight, bias)) * x.elements, bytes_written=x.nbytes)
 
 

@@ -1,4 +1,4 @@
-"""Products: convolutions, linear layers, attention, recurrent layers, with dense, sparse and quantised operands."""
+"""Products: convolutions, linear layers, attention, recurrent layers, with dense, sparse and quantized operands."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def grouped_product(out: TensorInfo, x: TensorInfo, y: TensorInfo, *_: Any, **__
     aten._weight_int4pack_mm_for_cpu, kind="matmul",
 )  # fmt: skip
 def scaled_product(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """A product of quantised operands with scales."""
+    """A product of quantized operands with scales."""
     elements = out[0].elements if isinstance(out, tuple) else out.elements
     return Work(macs=elements * x.shape[-1], other_ops=elements)
 
@@ -304,7 +304,7 @@ def _packed_linear(out: TensorInfo, x: TensorInfo, other_ops: int, x_bytes: int,
 
 @cost_rule("quantized::linear_dynamic", "quantized::linear_relu_dynamic", kind="matmul")
 def dynamic_linear(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """The input is observed and quantised, multiplied in int8, and the result scaled with its bias."""
+    """The input is observed and quantized, multiplied in int8, and the result scaled with its bias."""
     return _packed_linear(out, x, x.elements * (_OBSERVE_OPS + QUANTIZE_OPS) + 2 * out.elements, x.nbytes)
 
 
@@ -316,5 +316,5 @@ def half_linear(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
 
 @cost_rule("quantized::linear", "quantized::linear_relu", kind="matmul")
 def static_linear(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """An int8 product, its bias, and the result quantised again."""
+    """An int8 product, its bias, and the result quantized again."""
     return _packed_linear(out, x, out.elements * (1 + QUANTIZE_OPS), x.elements)

@@ -124,7 +124,7 @@ def _tensorrt(entries: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
 
 
 def _tflite(lines: Sequence[str]) -> RuntimeProfile:
-    """Read the table in the order of execution; the one of the runs, not that of the initialisation."""
+    """Read the table in the order of execution; the one of the runs, not that of the initialization."""
     kernels: list[ProfileEntry] = []
     columns: list[str] = []
     is_runs = not any("Regular Benchmark Runs" in line for line in lines)

@@ -265,7 +265,7 @@ def open_session(path: Path, threads: int, profile_prefix: str | None = None) ->
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Fatal only: an error is raised as well, and warnings are about its own optimisations.
+    # Fatal only: an error is raised as well, and warnings are about its own optimizations.
     options.log_severity_level = 4
     if profile_prefix is not None:
         options.enable_profiling = True

@@ -43,7 +43,7 @@ KNOWN_DOMAINS = ("", "tflite")
 # Weights that scikit-learn's operators keep among their attributes.
 _KEPT_INSIDE = {"LinearRegressor": ("coefficients", "intercepts"), "LinearClassifier": ("coefficients", "intercepts"),
                 "Scaler": ("offset", "scale")}  # fmt: skip
-# Inputs that describe a quantised tensor rather than being one: scales and zero points.
+# Inputs that describe a quantized tensor rather than being one: scales and zero points.
 _SCALES = {"QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "QLinearConv": (1, 2, 4, 5, 6, 7),
            "QLinearMatMul": (1, 2, 4, 5, 6, 7), "MatMulInteger": (2, 3), "ConvInteger": (2, 3),
            "DynamicQuantizeMatMul": (2, 3), "MatMulIntegerToFloat": (2, 3, 4, 5), "QGemm": (1, 2, 4, 5, 7, 8),
@@ -86,7 +86,7 @@ class ExecutionPlan:
         for index, names_of_node in enumerate(self.reads):
             for name in names_of_node:
                 readers.setdefault(name, index)
-        # Who multiplies a quantised weight owns it, not the step that widens it.
+        # Who multiplies a quantized weight owns it, not the step that widens it.
         users = {name: readers.get(self.nodes[index].outputs[0], index) if self.nodes[index].op == "DequantizeLinear"
                  else index for name, index in readers.items()}  # fmt: skip
         self.owners = {name: chains[index][-1].path if chains[index] else "" for name, index in users.items()}
@@ -120,7 +120,7 @@ class ExecutionPlan:
         """Return the modules around each node.
 
         A constant node stays with the one before it, so that it ends no call. A conversion between floats and bytes
-        that a quantiser put in belongs to the module that reads or writes what it converts.
+        that a quantizer put in belongs to the module that reads or writes what it converts.
         """
         chains: list[tuple[Scope, ...]] = []
         readers = {name: index for index, node in reversed(list(enumerate(self.nodes))) for name in node.inputs}

@@ -178,7 +178,7 @@ class GraphInterpreter:
         self.reading.spans[index] = (before, recorded_operators())
 
     def value(self, name: str, runs_quantized: bool = False) -> Any:
-        """Return a value by its name; floats of quantised data are made when they are first read."""
+        """Return a value by its name; floats of quantized data are made when they are first read."""
         if runs_quantized and name in self.bytes:
             return self.bytes[name]
         if name not in self.values:

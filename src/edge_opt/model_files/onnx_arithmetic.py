@@ -167,10 +167,10 @@ def gemm(call: NodeCall) -> torch.Tensor:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply x by weight.T and add the bias; quantised ones keep their width, although their bias is wider."""
+    """Multiply x by weight.T and add the bias; quantized ones keep their width, although their bias is wider."""
     if bias is None or bias.dim() <= 1:
         if bias is not None and bias.dim() == 1 and bias.dtype != x.dtype:
-            # torch's linear wants one type, and the product of a quantised layer must stay int8 for its traffic to be
+            # torch's linear wants one type, and the product of a quantized layer must stay int8 for its traffic to be
             # right. The int32 bias is therefore viewed as int8 and cut to one entry per column: its bytes count a
             # quarter, which is less than a hundredth of the weight's for any layer wider than 300. A copy in int8
             # was rejected, because it would be recorded as work.

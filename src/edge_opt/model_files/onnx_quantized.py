@@ -1,4 +1,4 @@
-"""Quantised operators of ONNX at their real widths: products of bytes, and steps between bytes and floats."""
+"""Quantized operators of ONNX at their real widths: products of bytes, and steps between bytes and floats."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def quantize(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     output_dtype = torch_dtype(DTYPES.get(call.get("output_dtype", 0), "uint8"))
     dtype = call.tensor(2).dtype if call.has(2) else output_dtype
-    if x.dtype == dtype:  # what made it has quantised it already
+    if x.dtype == dtype:  # what made it has quantized it already
         return x
     return _quantize(x, call.optional(1), call.optional(2), dtype)
 
@@ -134,7 +134,7 @@ def matmul_integer(call: NodeCall) -> torch.Tensor:
 
 @operator("com.microsoft:MatMulIntegerToFloat", "com.microsoft:DynamicQuantizeMatMul", has_values=False)
 def matmul_to_float(call: NodeCall) -> torch.Tensor:
-    """Multiply bytes and scale the product to floats where it is made; the dynamic one quantises its input first."""
+    """Multiply bytes and scale the product to floats where it is made; the dynamic one quantizes its input first."""
     a = call.tensor()
     is_dynamic = call.node.op == "DynamicQuantizeMatMul"
     if is_dynamic:

@@ -50,7 +50,7 @@ def matmul_of_few_bits(call: NodeCall) -> torch.Tensor:
 
 @operator("com.microsoft:GatherBlockQuantized", has_values=False)
 def gather_of_few_bits(call: NodeCall) -> torch.Tensor:
-    """Return rows of a quantised table, widened; of weights that are packed as bytes, one byte holds several."""
+    """Return rows of a quantized table, widened; of weights that are packed as bytes, one byte holds several."""
     table, index, scale = call.tensor(), call.tensor(1), call.tensor(2)
     axis = int(call.get("gather_axis", 0)) % table.dim()
     packed = 8 // int(call.get("bits", 4)) if table.dtype == torch.uint8 else 1
@@ -207,7 +207,7 @@ def group_norm_channels_last(call: NodeCall) -> torch.Tensor:
 
 @operator("com.microsoft:EmbedLayerNormalization", has_values=False)
 def embed_layer_norm(call: NodeCall) -> Any:
-    """Add rows of two or three tables, and normalise the sum."""
+    """Add rows of two or three tables, and normalize the sum."""
     ids = call.tensor()
     words = F.embedding(ids, call.tensor(2))
     whole = words + call.tensor(3)[: ids.shape[1]]

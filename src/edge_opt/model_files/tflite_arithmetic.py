@@ -1,7 +1,7 @@
 """Operators of TFLite as eager torch would write them: products, arithmetic, norms, recurrent layers.
 
 Pictures have their channels last in a file and second in torch. The change of view is off the record: no kernel
-does it. Integers keep their width; where weights alone are integers, the input is quantised as it comes.
+does it. Integers keep their width; where weights alone are integers, the input is quantized as it comes.
 """
 
 from __future__ import annotations

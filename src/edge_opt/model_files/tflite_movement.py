@@ -1,4 +1,4 @@
-"""Operators of TFLite that move, shape, quantise and make tensors, in torch's words."""
+"""Operators of TFLite that move, shape, quantize and make tensors, in torch's words."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Kernel(Record):
 
     @property
     def only_converts(self) -> bool:
-        """Whether it computes nothing of the model: it quantises, dequantises, casts or reorders a tensor."""
+        """Whether it computes nothing of the model: it quantizes, dequantizes, casts or reorders a tensor."""
         is_arithmetic = self.op == "Eltwise" and self.name.startswith(("Subtract_", "Multiply_"))
         return not self.nodes and (self.op in _CONVERTING or is_arithmetic)
 

@@ -97,7 +97,7 @@ class OnnxRuntime(Runtime):
         return Program("onnxruntime", "import onnxruntime", _BODY)
 
 
-# Per-channel scales and quantised operators that runtimes fuse came with this opset.
+# Per-channel scales and quantized operators that runtimes fuse came with this opset.
 _QUANTIZABLE_OPSET = 13
 _QUANTIZED = frozenset(
     "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul MatMulInteger ConvInteger "

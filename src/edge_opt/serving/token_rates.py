@@ -68,7 +68,7 @@ UNPACK_OPERATIONS: dict[str, float] = {"Q5_0": 73.0, "Q5_1": 73.0}
 DELTA_PASSES = 14
 
 # Prefill. Part of the engine's fp32 peak that products reach, as dense ones do elsewhere. On a CPU with dot products of
-# int8 quantised ones go by its int8 peak: formats that kernels keep repacked reach REPACKED_SHARE of it (Raspberry Pi
+# int8 quantized ones go by its int8 peak: formats that kernels keep repacked reach REPACKED_SHARE of it (Raspberry Pi
 # 5, Q4_0, edge-llm-leaderboard of nyunai, 2024), the others, block by block, UNPACKED_SHARE. That is the median of six
 # published prompts, in operations per second over the int8 peak: Qwen3-8B on an M4 Max (12 fast cores, 6.9e12) in
 # q8_0, q5_k and q6_k without repacking 0.094, 0.077, 0.066; LFM2-700M in q5_k and q6_k and TinyLlama in q8_0 on four

@@ -167,7 +167,7 @@ def _transposed(module: CountedModule, op: CountedOp, release: Release) -> _Coun
 
 
 def _batch_norm(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
-    """One MACC per element to normalise, one more where there is a scale and a shift."""
+    """One MACC per element to normalize, one more where there is a scale and a shift."""
     parameters = _parameters(op)
     macc = (2 if parameters else 1) * op.x.elements
     flops = (4 if parameters else 3) * op.x.elements if release == "2020" else 2 * macc
