@@ -144,12 +144,12 @@ def ratio(value: float | None) -> str:
 
 
 def per_call(seconds: float, batch_size: int) -> str:
-    """Return the time of a call, per sample or per batch.
+    """Return the time of a call with its batch size.
 
     >>> per_call(3.1e-4, 1), per_call(0.004, 32)
-    ('310 µs per sample', '4.00 ms per batch of 32')
+    ('310 µs (batch 1)', '4.00 ms (batch 32)')
     """
-    return f"{duration(seconds)} per {'sample' if batch_size == 1 else f'batch of {batch_size}'}"
+    return f"{duration(seconds)} (batch {batch_size})"
 
 
 def shape(dims: Sequence[int], times: str = TIMES) -> str:

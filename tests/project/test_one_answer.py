@@ -11,7 +11,7 @@ from edge_opt.compress import prune
 from edge_opt.model import SmallCNN
 from edge_opt.records.conversions import LayerPrecision
 from edge_opt.run.config import RunConfig
-from edge_opt.run.run_summary import on_target
+from edge_opt.run.run_summary import with_target
 
 SHAPE = (32, 1, 28, 28)
 
@@ -29,7 +29,7 @@ def test_time_on_a_device(target: str, there: dict[str, Any]) -> None:
     assert eo.compare_targets(model, SHAPE, target, **there).targets[0].prediction.seconds == seconds
     assert eo.estimate(profile, target, **there).seconds == seconds
     config = RunConfig(target=target, **{f"target_{key}": value for key, value in there.items()})
-    assert on_target(profile, config)["estimated_latency_ms"] == seconds * 1e3
+    assert [it.seconds for it in with_target(profile, config).predictions] == [seconds]
     assert prune(model, SHAPE, latency_target=0.9, target=target, **there).achieved.latency_before_s == seconds
     [checked] = eo.check(eo.profile(model, SHAPE), "predicted_ms <= 1000", target=target, **there).budgets
     assert checked.value == pytest.approx(seconds * 1e3, rel=1e-12)

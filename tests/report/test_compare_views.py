@@ -145,7 +145,7 @@ def test_a_notebook_shows_every_candidate_of_a_sweep() -> None:
     page = sweep(trial(0.5), rejected, FAILED)._repr_html_()
     assert "1 accepted, 1 rejected, 1 failed" in page
     assert "latency_ms &lt;= 1" in page and "&lt;no kernel&gt;" in page and "<b>sweep" not in page
-    assert page.index("prune 0.5 fp32") < page.index("prune 0.25 fp32") < page.index("prune 0.5 int8")
+    assert page.index("pruned 50 % fp32") < page.index("pruned 25 % fp32") < page.index("pruned 50 % int8")
 
 
 @pytest.mark.parametrize("trials", [(), (FAILED, FAILED)])

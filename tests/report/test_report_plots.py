@@ -132,9 +132,9 @@ def test_bars_of_a_profile_add_up_to_its_totals() -> None:
 def test_a_sensitivity_is_a_table_of_layers_and_changes() -> None:
     pruned, quantized = sensitivity_of({"a": 0.25}, "prune", "0.5"), sensitivity_of({"a": 0.125, "b": 0.5})
     data = sensitivity_data(replace(pruned, rows=pruned.rows + quantized.rows))
-    assert (data["layers"], data["changes"]) == (["a", "b"], ["prune 0.5", "int8"])
+    assert (data["layers"], data["changes"]) == (["a", "b"], ["pruned 50 %", "int8"])
     assert data["losses"] == [[0.25, 0.125], [None, 0.5]]
-    assert data["caption"] == "Accuracy lost is largest at b (0.5), a (0.25)."
+    assert data["caption"] == "Accuracy drop is largest at b (0.5), a (0.25)."
 
 
 @pytest.mark.parametrize("damage", [{"rows": [1]}, {"rows": [{"path": "a"}]}, {"samples": "many"}, {"metric": None}])

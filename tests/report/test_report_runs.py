@@ -70,7 +70,7 @@ def test_what_changed_is_said_from_run_to_run(page: Page) -> None:
 def test_on_a_phone_what_changed_is_a_line_for_each_run(page: Page) -> None:
     page.resize(390, 844)
     cells = "[...document.querySelectorAll('#changes .grid tbody tr')][0].cells"
-    assert page.run(f"[...{cells}].map((cell) => cell.dataset.label)") == ["What", "first", "second"]
+    assert page.run(f"[...{cells}].map((cell) => cell.dataset.label)") == ["Setting", "first", "second"]
     # Below each other, so that no column is narrower than a word.
     assert page.run(f"new Set([...{cells}].map((cell) => cell.getBoundingClientRect().left)).size") == 1
     page.resize(1280, 900)

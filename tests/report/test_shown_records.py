@@ -136,14 +136,6 @@ def test_a_profile_in_a_notebook_is_a_tree_that_folds(browser: Browser, tmp_path
     page.close()
 
 
-def test_a_sweep_in_a_notebook_has_its_chart() -> None:
-    sweep = records()["sweep"]
-    drawn = sweep._repr_html_()
-    measured = {trial.candidate.key for trial in (sweep.baseline, *sweep.trials) if trial.metrics is not None}
-    assert drawn.count("<circle") == len(measured)
-    assert "latency per call" in drawn
-
-
 def test_a_record_without_a_view_of_its_own_shows_titles_and_units() -> None:
     totals = profiled().totals
     rows = [line.rsplit("  ", 1) for line in str(totals).splitlines()[1:]]

@@ -23,8 +23,8 @@ from edge_opt.data import load_splits
 from edge_opt.errors import FolderInUse, InvalidInput, MeasurementFailed, OtherSettings, UnknownDevice
 from edge_opt.model import SmallCNN
 from edge_opt.records.sweeps import Candidate, Trial, TrialMetrics
-from edge_opt.report.sweep_files import read_sweep
-from edge_opt.run.artifacts import conclusion
+from edge_opt.report.sheets import sheet_text
+from edge_opt.report.sweep_files import conclusion, read_sweep
 from edge_opt.run.config import RunConfig, read_config
 from edge_opt.run.pipeline import RunResult, run
 from edge_opt.run.seeds import run_seeds
@@ -155,7 +155,7 @@ def test_console_summary_table_and_page_tell_the_same(done: RunResult) -> None:
         [told["ratio"], told["low"], told["high"]]
     )
     assert {key: page["sweep"]["speedup"][key] for key in told} == told
-    words = "\n".join(conclusion(done.result))
+    words = sheet_text(conclusion(done.result), 160)
     card = (done.folder / "best/MODEL_CARD.md").read_text(encoding="utf-8")
     assert all(told["text"] in text for text in (words, " ".join(page["verdict"]), card))
     # what was disturbed is marked in all of them
@@ -166,7 +166,7 @@ def test_console_summary_table_and_page_tell_the_same(done: RunResult) -> None:
     best = summary["best"]["metrics"]
     [shown] = [item for item in page["sweep"]["rows"] if item["key"] == done.result.best]
     assert float(row["deploy_latency_ms"]) == shown["deploy_latency_ms"] == best["deploy_latency_s"] * 1e3
-    assert f"{units.duration(best['deploy_latency_s'])} per sample" in words
+    assert units.per_call(best["deploy_latency_s"], 1) in words
     assert best["single_latency_s"] == best["deploy_latency_s"] and best["deploy_batch"] == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -20,7 +21,7 @@ from edge_opt.cli import app
 from edge_opt.errors import EdgeOptError, NotSaved, UnreadableStore
 from edge_opt.records.sweeps import Candidate
 from edge_opt.search.isolation import Isolation, Limits, pickle_job
-from edge_opt.search.locks import build_lock, measurement_lock, run_folder
+from edge_opt.search.locks import build_lock, folder_lock, measurement_lock, run_folder
 from edge_opt.search.space import Space
 from edge_opt.search.store import STORE_NAME, Store
 from edge_opt.search.sweep import run_sweep
@@ -157,13 +158,20 @@ def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_build_that_waits_for_a_measurement_is_announced() -> None:
-    waits = threading.Event()
-    with measurement_lock(lambda: None):
-        building = threading.Thread(target=lambda: build_lock(waits.set).__enter__())
+def test_a_build_that_waits_for_a_measurement_is_announced(tmp_path: Path) -> None:
+    waits, said = threading.Event(), list[str]()
+
+    def on_wait(holder: str) -> None:
+        said.append(holder)
+        waits.set()
+
+    with folder_lock(tmp_path), measurement_lock():
+        building = threading.Thread(target=lambda: build_lock(on_wait).__enter__())
         building.start()
         assert waits.wait(30)
     building.join(30)
+    # The other sweep, its folder and since when.
+    assert re.fullmatch(rf"the sweep in {tmp_path} \(process {os.getpid()}\) measures .* since \d\d:\d\d:\d\d", said[0])
 
 
 def test_failed_rows_are_tried_again_on_request_by_every_command_that_sweeps() -> None:

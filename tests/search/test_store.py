@@ -181,7 +181,7 @@ def test_timing_waits_for_builds_and_builds_wait_for_timing(tmp_path: Path, monk
             happened.append(f"{name} ends")
 
     def measure() -> None:
-        with measurement_lock(waits.set):
+        with measurement_lock(lambda _: waits.set()):
             happened.append("timing")
 
     first_runs, second_runs = threading.Event(), threading.Event()

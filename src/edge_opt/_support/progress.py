@@ -18,15 +18,27 @@ from edge_opt.text import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-_show: ContextVar[Callable[[str], None] | None] = ContextVar("edge_opt_progress", default=None)
+# Shows a step, with the share of the work that is done where it is known.
+Display = Callable[[str, float | None], None]
+_show: ContextVar[Display | None] = ContextVar("edge_opt_progress", default=None)
 _CLEAR_LINE = "\r\x1b[2K"
 
 
-def report_progress(step: str) -> None:
-    """Say in a few words which step begins; shown only inside `show_progress`."""
+def report_progress(step: str, share: float | None = None) -> None:
+    """Say in a few words which step begins, and the share of the work that is done; shown where a display is set."""
     show = _show.get()
     if show is not None:
-        show(step)
+        show(step, share)
+
+
+@contextmanager
+def progress_to(show: Display) -> Iterator[None]:
+    """Send what `report_progress` says inside to a display."""
+    token = _show.set(show)
+    try:
+        yield
+    finally:
+        _show.reset(token)
 
 
 @contextmanager
@@ -42,17 +54,16 @@ def show_progress(stream: TextIO | None = None) -> Iterator[None]:
         return
     is_shown = False
 
-    def show(step: str) -> None:
+    def show(step: str, share: float | None) -> None:
         nonlocal is_shown
         is_shown = True
         out.write(f"{_CLEAR_LINE}{printable(step)[: console_width() - 1]}")
         out.flush()
 
-    token = _show.set(show)
     try:
-        yield
+        with progress_to(show):
+            yield
     finally:
-        _show.reset(token)
         if is_shown:
             out.write(_CLEAR_LINE)
             out.flush()

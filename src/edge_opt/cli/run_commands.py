@@ -15,7 +15,7 @@ from typer import Argument, Option
 from edge_opt._support.files import write_whole
 from edge_opt._support.progress import report_progress
 from edge_opt.cli.arguments import MODEL_FORMS, option, read_arguments
-from edge_opt.cli.shell import Command, not_satisfied, print_json, print_record, result_width, tagged, wants_json
+from edge_opt.cli.shell import Command, not_satisfied, print_json, print_record, result_console, tagged, wants_json
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES, load_model
 from edge_opt.runtimes.registry import runtime_names
@@ -134,28 +134,20 @@ def run(
     else:
         for item in runs:
             if len(runs) > 1:
-                typer.echo(f"{item.folder}:")
+                typer.echo(f"\n{item.folder}")
             _print_conclusion(item.result, item.folder)
         if len(runs) > 1:
-            typer.echo(f"together  {root / 'aggregate.csv'}")
+            typer.echo(f"\nAll seeds    {root / 'aggregate.csv'}")
     _check_accepted(item.result for item in runs)
 
 
-def _print_conclusion(result: SweepResult, folder: Path, tables: Path | None = None) -> None:
-    """Print the end of a sweep: what was chosen and why, and where its files are."""
-    from edge_opt.report.sheets import wrapped
-    from edge_opt.run.artifacts import conclusion
-    from edge_opt.run.export_best import shipped_file
+def _print_conclusion(result: SweepResult, folder: Path) -> None:
+    """Print the end of a sweep: the candidates, what to ship and why, and the report."""
+    from edge_opt.report.page import shipped_file
+    from edge_opt.report.sheets import print_sheet
+    from edge_opt.report.sweep_files import conclusion
 
-    for line in conclusion(result):
-        label, sentence = line[:10], line[10:]
-        # A sentence that is wider than the terminal continues beside its label.
-        typer.echo(label + f"\n{' ' * 10}".join(wrapped(sentence, result_width() - 10)))
-    if tables is not None:
-        typer.echo(f"tables    {tables}")
-    typer.echo(f"report    {folder / 'report.html'}")
-    if result.best is not None:
-        typer.echo(f"ships     {shipped_file(folder / 'best')}")
+    print_sheet(result_console(), conclusion(result, shipped_file(folder), folder / "report.html"))
 
 
 def _check_accepted(results: Iterable[SweepResult]) -> None:
@@ -226,7 +218,7 @@ def sweep(
     if wants_json():
         typer.echo(sweep_document(result), nl=False)
     else:
-        _print_conclusion(result, output, tables=output)
+        _print_conclusion(result, output)
     _check_accepted([result])
 
 

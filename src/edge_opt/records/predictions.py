@@ -143,7 +143,7 @@ class Prediction(Shown):
     high: float | None = field("Upper end of the 90 % interval; None: not known.")
     bound: Bound = field("What most of the time goes to.")
     layers: tuple[LayerPrediction, ...] = field("What each layer would take.")
-    outside: tuple[str, ...] = field("Operators unlike anything that was sampled, or without a price.")
+    outside: tuple[str, ...] = field("Operators unlike anything that was sampled, or without a cost rule.")
     energies: tuple[Energy, ...] = field("Joules per forward with their source; the layers add up to the first.")
     remarks: tuple[str, ...] = field("What a reader should know before trusting the figure.")
     ram_bytes: tuple[int, ...] = field("RAM sizes that are sold, smallest first; empty: not known.", default=())

@@ -34,7 +34,7 @@ class ModelProfile(Shown):
     layers: tuple[LayerCost, ...] = field("One row per module call, with the work it does itself.")
     totals: Totals = field("The whole model.")
     peak: PeakMemory = field("Most activation bytes alive at once, and where.")
-    unpriced: tuple[Unpriced, ...] = field("Operators without a price, most frequent first.")
+    unpriced: tuple[Unpriced, ...] = field("Operators without a cost rule, most frequent first.")
     measurement: Measurement | None = field("What was measured here; None where the model was not run.", default=None)
     predictions: tuple[Prediction, ...] = field("What it would take on each target that was asked for.", default=())
     training: TrainingCost | None = field("Cost of a training step; None where no budget needs it.", default=None)
@@ -158,7 +158,7 @@ class LayerFigures(Record):
     bytes_moved: int = field("Bytes read and written.")
     activation_bytes: int = field("Bytes of the tensors that it makes.")
     peak_live_bytes: int = field("Most bytes of activations alive at once while it ran.")
-    unpriced: int = field("Operators without a price; with any, its work is a lower bound.", default=0)
+    unpriced: int = field("Operators without a cost rule; with any, its work is a lower bound.", default=0)
     measured_s: float | None = field("Seconds per forward, measured; None where they were not.", default=None)
     predicted_s: float | None = field("Seconds per forward on the first target; None without one.", default=None)
 

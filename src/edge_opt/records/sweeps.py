@@ -21,6 +21,17 @@ TrialStatus = Literal["done", "failed"]
 MetricDirection = Literal["higher", "lower"]
 # Metrics that lie between 0 and 1.
 SHARES = ("accuracy", "top5", "f1", "miou", "auroc")
+
+
+def score_text(value: float, metric: str) -> str:
+    """Return a value of a metric; a share of one as a percentage.
+
+    >>> score_text(0.9722, "accuracy"), score_text(0.54854, "mae")
+    ('97.2 %', '0.5485')
+    """
+    return f"{100 * value:.1f} %" if metric in SHARES else f"{value:.4g}"
+
+
 # Where a batch that is a mapping has its labels; the first of these that it has.
 LABELS = ("labels", "label", "y", "targets", "target")
 # A pruned variant must also satisfy this; otherwise it is rejected with these words.
@@ -50,9 +61,15 @@ class Candidate(Record):
 
     @property
     def label(self) -> str:
-        """As people call it: `prune 0.25 int8 onnxruntime`."""
+        """Its name in files, with the exact ratio: `prune 0.28125 int8 onnxruntime`."""
         pruned = "by layer" if self.layer_pruning else f"{self.pruning:g}"
         return f"prune {pruned} {self.precision} {self.runtime}"
+
+    @property
+    def title(self) -> str:
+        """Its name for people, with the ratio in per cent: `pruned 28 % int8 onnxruntime`."""
+        pruned = "by layer" if self.layer_pruning else f"{min(100 * self.pruning, 99):.2g} %"
+        return f"{f'pruned {pruned}' if self.is_pruned else 'unpruned'} {self.precision} {self.runtime}"
 
 
 @record
@@ -158,7 +175,9 @@ class Violation(Record):
     limit: float = field("The limit in that unit.")
 
     def __str__(self) -> str:
-        return self.constraint if self.value is None else f"{self.constraint} (it is {self.value:.4g})"
+        if self.constraint == FASTER_THAN_UNPRUNED:
+            return f"not {FASTER_THAN_UNPRUNED}"
+        return f"{self.constraint}, {'unknown' if self.value is None else f'measured {self.value:.4g}'}"
 
     @property
     def excess(self) -> float | None:
@@ -184,12 +203,19 @@ class Trial(Shown):
         """It ran, and every constraint holds."""
         return self.status == "done" and not self.violations
 
+    @property
+    def verdict(self) -> str:
+        """One word and the reason: `accepted`, `rejected (size_mb <= 1, measured 1.2)`, `failed (timed out: ...)`."""
+        if self.status == "failed":
+            return f"failed ({self.failure}: {self.reason.replace('edge_opt.errors.', '')})"
+        return f"rejected ({'; '.join(map(str, self.violations))})" if self.violations else "accepted"
+
 
 @record
 class SpeedupRatio(Record):
     """A speedup with its interval, from interleaved measurements in the least-disturbed rounds."""
 
-    ratio: float = field("The one's calls per second over the other's; 2 is twice as fast.")
+    ratio: float = field("Time of the reference over time of this variant; above 1 is faster.")
     low: float = field("Lower end of its 95 % interval.")
     high: float = field("Upper end of its 95 % interval.")
 
@@ -204,7 +230,7 @@ class Finalist(Record):
     high: float = field("Upper end of its 95 % interval.")
     std_s: float = field("Standard deviation of the samples, in seconds.")
     p95_s: float = field("95 in 100 samples take no longer, in seconds.")
-    speedup: SpeedupRatio = field("How many times as fast as the baseline it is.")
+    speedup: SpeedupRatio = field("Its speedup over the baseline.")
     logs: tuple[float, ...] = field("Logarithms of seconds by part of the session, aligned across finalists.")
 
 
@@ -233,10 +259,10 @@ class Finals(Shown):
 class Speedup(Record):
     """Speedup of the winner over the baseline, and its three parts; their product is the whole."""
 
-    whole: SpeedupRatio = field("The winner against the baseline.")
+    whole: SpeedupRatio = field("Speedup of the winner over the baseline.")
     runtime: SpeedupRatio | None = field("Speedup of the runtime alone; None: not timed.")
-    precision: SpeedupRatio | None = field("What its precision buys on top of that.")
-    pruning: SpeedupRatio | None = field("What pruning buys on top of both.")
+    precision: SpeedupRatio | None = field("Further speedup of its precision.")
+    pruning: SpeedupRatio | None = field("Further speedup of pruning.")
     batch_size: int = field("Samples in one call.")
     clock: Literal["wall", "cpu"] = field("Whose seconds are compared, as in `Finals`.")
     is_disturbed: bool = field("As in `Finals`.")
@@ -257,7 +283,7 @@ class SweepResult(Shown):
     speedup: Speedup | None = field("Speedup of the winner over the baseline; None: not compared.", default=None)
 
     def _brief(self) -> str:
-        best = next((f"best {it.candidate.label}" for it in self.trials if it.candidate.key == self.best), "no winner")
+        best = next((f"best {it.candidate.title}" for it in self.trials if it.candidate.key == self.best), "no winner")
         counts = f"{len(self.accepted)} accepted, {len(self.rejected)} rejected, {len(self.failed)} failed"
         return f"{self.name}: {len(self.trials)} candidates, {counts}; {best}"
 
@@ -384,7 +410,7 @@ class TrialColumn(Record):
 # have two names there.
 # fmt: off
 TRIAL_COLUMNS = (
-    TrialColumn("accuracy", "accuracy", "share", "Accuracy", "accuracy", "higher",
+    TrialColumn("accuracy", "accuracy", "share", "Validation accuracy", "accuracy", "higher",
                 "accuracy_ci95_low", "accuracy_ci95_high"),
     TrialColumn("accuracy_ci95_low", "accuracy_low", "share"),
     TrialColumn("accuracy_ci95_high", "accuracy_high", "share"),
@@ -399,35 +425,36 @@ TRIAL_COLUMNS = (
     TrialColumn("latency_ci95_low_ms", "latency_low_s", "time"),
     TrialColumn("latency_ci95_high_ms", "latency_high_s", "time"),
     TrialColumn("latency_std_ms", "latency_std_s", "time"),
-    TrialColumn("latency_p95_ms", "latency_p95_s", "time", "Latency, 95th percentile", "latency_p95", "lower"),
+    TrialColumn("latency_p95_ms", "latency_p95_s", "time", "Latency (95th percentile)", "latency_p95", "lower"),
     TrialColumn("cpu_latency_ms", "cpu_latency_s", "time", "", "cpu_latency"),
     TrialColumn("single_latency_ms", "single_latency_s", "time", "", "single_latency"),
-    TrialColumn("deploy_batch", "deploy_batch", "number", "Deployed batch"),
-    TrialColumn("deploy_latency_ms", "deploy_latency_s", "time", "Latency as deployed", "deploy_latency", "lower",
+    TrialColumn("deploy_batch", "deploy_batch", "number", "Batch size"),
+    TrialColumn("deploy_latency_ms", "deploy_latency_s", "time", "Latency", "deploy_latency", "lower",
                 "deploy_latency_ci95_low_ms", "deploy_latency_ci95_high_ms"),
     TrialColumn("deploy_latency_ci95_low_ms", "deploy_latency_low_s", "time"),
     TrialColumn("deploy_latency_ci95_high_ms", "deploy_latency_high_s", "time"),
-    TrialColumn("batch_size", "batch_size", "number", "Batch"),
+    TrialColumn("batch_size", "batch_size", "number", "Batch size of the data"),
     TrialColumn("throughput_sps", "throughput", "rate", "Throughput", "throughput", "higher"),
     TrialColumn("model_memory_mb", "model_bytes", "bytes", "", "model"),
     TrialColumn("memory_mb", "model_bytes", "bytes", "Weights"),
     TrialColumn("estimated_runtime_memory_mb", "peak_memory_bytes", "bytes"),
-    TrialColumn("peak_memory_mb", "peak_memory_bytes", "bytes", "Peak memory, estimated", "peak_memory", "lower"),
-    TrialColumn("measured_memory_mb", "measured_memory_bytes", "bytes", "Memory, measured", "measured_memory", "lower"),
+    TrialColumn("peak_memory_mb", "peak_memory_bytes", "bytes", "Peak memory (estimated)", "peak_memory", "lower"),
+    TrialColumn("measured_memory_mb", "measured_memory_bytes", "bytes", "Memory (measured)", "measured_memory",
+                "lower"),
     TrialColumn("train_flops", "train_flops", "count", "FLOPs of a fine-tuning step", "train_flops"),
     TrialColumn("train_peak_memory_mb", "train_peak_memory_bytes", "bytes", "Peak of a fine-tuning step",
                 "train_peak_memory"),
-    TrialColumn("size_mb", "size_bytes", "bytes", "Size on disk", "size", "lower"),
+    TrialColumn("size_mb", "size_bytes", "bytes", "Size", "size", "lower"),
     TrialColumn("energy_j", "energy_j", "energy", "Energy", "energy", "lower"),
     TrialColumn("energy_proxy_j", "energy_proxy_j", "energy"),
     TrialColumn("energy_proxy_note", "energy_proxy_note", "text"),
-    TrialColumn("energy_source", "energy_source", "text", "Energy from"),
+    TrialColumn("energy_source", "energy_source", "text", "Energy source"),
     TrialColumn("macs", "macs", "count", "MACs", "macs", "lower"),
-    TrialColumn("params", "params", "count", "Params", "params", "lower"),
+    TrialColumn("params", "params", "count", "Parameters", "params", "lower"),
     TrialColumn("macs_ratio", "macs_ratio", "share", "", "macs_ratio"),
     TrialColumn("params_ratio", "params_ratio", "share", "", "params_ratio"),
     TrialColumn("machine", "timed_on", "text"),
-    TrialColumn("effective_precision", "effective_precision", "text", "Runs as"),
+    TrialColumn("effective_precision", "effective_precision", "text", "Precision in use"),
     TrialColumn("float_layers", "float_layers", "text"),
     TrialColumn("remarks", "remarks", "text", "Remarks"),
 )

@@ -234,7 +234,7 @@ def _layer_table(comparison: ModelComparison, rows: Sequence[ComparedLayer], sor
     names = (
         text_column("Layer", map(row_label, rows), min_width=30),
         text_column("Type", map(row_kind, rows), 2, 10),
-        text_column("", map(row_changes, rows), 1, None),
+        text_column("Status", map(row_changes, rows), 1, None),
     )
     return (*names, *figures)
 
@@ -258,7 +258,7 @@ def _totals_table(comparison: ModelComparison) -> Table:
         if model:
             columns.append(column(f"{letter(model)} − A", (_difference(figure, model) for figure in figures), 1))
             changes = (Cell(units.change(it.relative(model)), style=_style(it.difference(model))) for it in figures)
-            columns.append(Column("", tuple(changes)))
+            columns.append(Column("Change", tuple(changes)))
     return tuple(columns)
 
 

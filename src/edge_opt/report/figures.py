@@ -163,11 +163,27 @@ def predictions_and_measurement(profile: ModelProfile) -> list[dict[str, Any]]:
 
 
 def axes_of(result: SweepResult) -> list[TrialColumn]:
-    """Return the axes of a sweep; where another metric is scored, that of accuracy has its title and direction."""
-    axes = [column for column in TRIAL_COLUMNS if column.better]
-    if result.metric == "accuracy":
-        return axes
-    return [replace(axes[0], title=result.metric, better=result.metric_direction), *axes[1:]]
+    """Return the axes of a sweep with their titles there; the score has the direction of its metric."""
+    axes = [replace(column, title=column_title(column, result)) for column in TRIAL_COLUMNS if column.better]
+    return [replace(axes[0], better=result.metric_direction), *axes[1:]]
+
+
+# Figures of one batch of the data.
+_OF_THE_BATCH = ("latency_ms", "latency_p95_ms", "throughput_sps", "energy_j", "macs", "peak_memory_mb",
+                 "measured_memory_mb", "train_flops", "train_peak_memory_mb")  # fmt: skip
+
+
+def column_title(column: TrialColumn, result: SweepResult) -> str:
+    """Return the title of a figure in a sweep: with the metric that is scored, and the batch size it depends on."""
+    title = column.title
+    if "accuracy" in column.name and result.metric != "accuracy":
+        title = title.replace("Accuracy", result.metric).replace("accuracy", result.metric)
+    metrics = next((trial.metrics for trial in (result.baseline, *result.trials) if trial.metrics), None)
+    if metrics is None or not title:
+        return title
+    if column.name == "deploy_latency_ms":
+        return f"{title}, batch {metrics.deploy_batch or 1}"
+    return f"{title}, batch {metrics.batch_size}" if column.name in _OF_THE_BATCH else title
 
 
 def is_wide(axis: str, rows: Iterable[Mapping[str, Any]]) -> bool:
@@ -252,14 +268,14 @@ def sensitivity_data(sensitivity: Sensitivity) -> dict[str, Any]:
         worst[layer] = max(loss, worst.get(layer, -math.inf))
     ranked = sorted(worst, key=lambda layer: -worst[layer])
     named = ", ".join(f"{layer[:60]} ({worst[layer]:.3g})" for layer in ranked[:_NAMED])
-    measure = f"{sensitivity.metric[:1].upper()}{sensitivity.metric[1:]} lost"
+    measure = f"{sensitivity.metric[:1].upper()}{sensitivity.metric[1:]} drop"
     return {
         "measure": measure,
         "layers": layers,
         "changes": changes,
         # None where a change was not tried on a layer.
         "losses": [[cells.get((layer, change)) for change in changes] for layer in layers],
-        "caption": f"{measure} is largest at {named}." if named else "Nothing is known.",
+        "caption": f"{measure} is largest at {named}." if named else "No layer was measured.",
     }
 
 
@@ -274,12 +290,8 @@ def read_sensitivity(plain: Mapping[str, Any], source: str = "the document") -> 
 
 
 def change_of(row: LayerSensitivity) -> str:
-    """Return a change as people call it: `prune 0.5`, `int8`."""
-    return f"prune {row.amount}" if row.change == "prune" else row.amount
-
-
-# Devices whose bandwidth and peak are known, from small to large.
-DEVICES = ("raspberry-pi-4", "raspberry-pi-5", "jetson-nano", "intel-n100", "desktop-ddr4", "apple-m1")
+    """Return a change as people call it: `pruned 50 %`, `int8`."""
+    return f"pruned {100 * float(row.amount):.2g} %" if row.change == "prune" else row.amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +307,7 @@ class DeviceRoofs:
 
 
 def device_roofs(profile: ModelProfile, names: Sequence[str] | None = None) -> tuple[DeviceRoofs, ...]:
-    """Return the devices named, or those predicted for and a usual few; a device without figures is left out."""
+    """Return the devices named, or those predicted for; a device without figures is left out."""
     if profile.convention != "edge_opt":
         return ()
     specs: dict[str, DeviceSpec] = {}
@@ -303,7 +315,7 @@ def device_roofs(profile: ModelProfile, names: Sequence[str] | None = None) -> t
         with suppress(UnknownDevice):  # a calibrated machine is not in the catalog
             spec = find_device(target)
             specs[spec.name] = spec
-    for name in DEVICES if names is None else names:
+    for name in names or ():
         spec = find_device(name)
         specs.setdefault(spec.name, spec)
     devices = []

@@ -24,6 +24,7 @@ _TABLE_STYLE = """
 .edge-opt .tree button:focus-visible { outline: 2px solid; outline-offset: 2px; }
 .edge-opt .tree tr[hidden] { display: none; }
 .edge-opt .red { color: #b3261e; } .edge-opt .green { color: #1a7f37; } .edge-opt .dim { opacity: .6; }
+@media (max-width: 40em) { .edge-opt { font-size: 12px; } .edge-opt th, .edge-opt td { padding: .2em .4em; } }
 @media (prefers-color-scheme: dark) { .edge-opt .red { color: #ff8a80; } .edge-opt .green { color: #6fdd8b; } }
 """
 _PAGE_STYLE = """

@@ -47,6 +47,7 @@ def write_page(
     extra_profiles: Sequence[ModelProfile] = (),
     devices: Sequence[str] | None = None,
     title: str | None = None,
+    file: str | None = None,
 ) -> Path:
     """Write what is given as one HTML page that needs neither network nor server, and return its path.
 
@@ -58,8 +59,9 @@ def write_page(
         reproducibility: What the results rest on: versions, seeds, checksums.
         summary: The summary of a run.
         extra_profiles: Other models, to compare `profile` with.
-        devices: Names of devices whose rooflines it can show; default: a usual few.
+        devices: Names of devices whose rooflines it shows; default: those of the predictions in `profile`.
         title: Title of the page; made from what is given unless set.
+        file: The file to ship, as the page names it.
     """
     data = page_data(
         profile=profile,
@@ -70,8 +72,16 @@ def write_page(
         extra_profiles=extra_profiles,
         devices=devices,
         title=title,
+        file=file,
     )
     return write_named(path, page_text(data))
+
+
+def shipped_file(folder: Path) -> Path | None:
+    """Return the model to ship in the folder of a run; None where there is none."""
+    files = sorted((folder / "best").glob("model.*"))
+    # The weights in float32 beside it are for further training.
+    return next((file for file in files if file.suffix != ".safetensors"), None)
 
 
 def page_text(data: Mapping[str, Any]) -> str:
@@ -181,6 +191,9 @@ def _parts(origin: Path) -> dict[str, Any]:
             "`edge-opt run` writes such a folder"
         )
     parts: dict[str, Any] = {name: _object(files[name]) for name in _PARTS if name in files}
+    shipped = shipped_file(origin)
+    if shipped is not None:
+        parts["file"] = f"best/{shipped.name}"
     if "sensitivity" in parts:
         parts["sensitivity"] = read_sensitivity(parts["sensitivity"], repr(str(files["sensitivity"])))
     if "profile" in files:

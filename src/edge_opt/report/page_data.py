@@ -13,11 +13,13 @@ from edge_opt._support.json import to_plain
 from edge_opt.records.compression import Sensitivity
 from edge_opt.records.measurements import Energy, Measurement
 from edge_opt.records.profiles import Level, ModelProfile
-from edge_opt.records.sweeps import SHARES, TRIAL_COLUMNS, Speedup, SweepResult, Trial, TrialMetrics
+from edge_opt.records.sweeps import SHARES, TRIAL_COLUMNS, SweepResult, Trial, TrialMetrics, score_text
 from edge_opt.report.figures import (
     DeviceRoofs,
     Provenance,
     axes_data,
+    axes_of,
+    column_title,
     device_roofs,
     frontiers,
     layer_bars,
@@ -26,20 +28,12 @@ from edge_opt.report.figures import (
     sensitivity_data,
     timeline,
 )
-from edge_opt.report.sweep_files import (
-    breakdown,
-    calls,
-    conditions,
-    factor_text,
-    per_call,
-    speedup_data,
-    speedup_text,
-    sweep_rows,
-)
+from edge_opt.report.profile_text import fit_of, fits_lines
+from edge_opt.report.sweep_files import answer, conclusion, speedup_data, sweep_rows
 from edge_opt.report.table import leaf_rows, table
 from edge_opt.text import shorten
 
-_MODEL, _HERE, _ELSEWHERE, _SWEEP = "The model", "Measured here", "Elsewhere", "The sweep"
+_WINNER, _MODEL, _HERE, _TARGET = "Winner", "Model", "Measured here", "On the target"
 Format = Literal["count", "bytes", "time", "share", "energy", "number", "factor"]
 
 
@@ -64,49 +58,61 @@ class Card:
 
 
 def cards(profile: ModelProfile | None, sweep: SweepResult | None, roofs: Sequence[DeviceRoofs]) -> list[Card]:
-    """Return the figures of a page, those of the model first."""
+    """Return the figures of a page: first those of the winner, by which a reader decides."""
     shown: list[Card] = []
+    if sweep is not None:
+        shown += _winner(sweep)
     if profile is not None:
-        shown += _counted(profile)
+        shown += _on_target(profile, roofs)
         if profile.measurement is not None:
             shown += _measured(profile.measurement)
-        shown += _elsewhere(profile, roofs)
-    if sweep is not None:
-        shown += _swept(sweep)
+        shown += _counted(profile)
     return shown
 
 
+def _batch(profile: ModelProfile) -> str:
+    """Return the batch size of a profile as cards name it."""
+    shapes = profile.trace.modules[0].input_shapes
+    return f"batch {shapes[0][0]}" if shapes and shapes[0] else "one call"
+
+
+def _note(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
+
+
 def _counted(profile: ModelProfile) -> Iterable[Card]:
-    totals, peak = profile.totals, profile.peak
+    totals, peak, batch = profile.totals, profile.peak, _batch(profile)
     is_bound = totals.is_lower_bound
     moved = totals.bytes_read + totals.bytes_written
     dense = "" if totals.intensity is None or is_bound else f"{units.ratio(totals.intensity)} FLOPs per byte"
-    planned = f"{units.size(peak.planner_bytes)} with a planner; without scratch"
-    yield Card(_MODEL, "MACs", totals.macs, "count", "counted", f"{units.count(totals.flops)} FLOPs", is_bound)
+    flops = f"{units.count(totals.flops)} FLOPs"
+    planned = f"{units.size(peak.planner_bytes)} with a planner"
+    yield Card(_MODEL, "MACs", totals.macs, "count", "counted", _note(batch, flops), is_bound)
     yield Card(_MODEL, "Parameters", totals.params, "count", "counted", units.size(totals.param_bytes))
-    yield Card(_MODEL, "Memory traffic", moved, "bytes", "estimated", dense, is_bound)
-    yield Card(_MODEL, "Peak activations", peak.live_bytes, "bytes", "estimated", planned)
+    yield Card(_MODEL, "Memory traffic", moved, "bytes", "estimated", _note(batch, dense), is_bound)
+    yield Card(_MODEL, "Peak activations", peak.live_bytes, "bytes", "estimated", _note(batch, planned))
 
 
 def _measured(measured: Measurement) -> Iterable[Card]:
     latency, disturbed = measured.latency, is_disturbed(measured)
-    ends = latency.median_interval_s
-    median = Card(_HERE, "Latency", latency.median_s, "time", "measured", calls(latency.batch_size))
+    ends, batch = latency.median_interval_s, f"batch {latency.batch_size}"
+    median = Card(_HERE, "Latency", latency.median_s, "time", "measured", f"{batch}, median")
     yield replace(median, low=ends.low, high=ends.high, is_disturbed=disturbed)
     if measured.is_slower_fresh and measured.fresh_latency_s is not None:
-        first = "a forward that must map its memory first"
+        first = f"{batch}; the first call, which allocates memory"
         yield Card(_HERE, "Latency, new memory", measured.fresh_latency_s, "time", "measured", first)
-    each = "samples per second, at the median"
+    each = f"samples per second, {batch}"
     yield Card(_HERE, "Throughput", latency.throughput, "number", "measured", each, is_disturbed=disturbed)
     if measured.memory is not None:
-        scratch = f"{units.size(measured.memory.scratch_bytes)} of it scratch"
+        scratch = f"{batch}; {units.size(measured.memory.scratch_bytes)} of it scratch"
         yield Card(_HERE, "Peak memory", measured.memory.peak_bytes, "bytes", "measured", scratch)
     if measured.energy is not None:
-        yield _energy(_HERE, "Energy per forward", measured.energy)
+        yield _energy(_HERE, "Energy per sample", measured.energy.joules, latency.batch_size, measured.energy)
 
 
-def _energy(group: str, label: str, energy: Energy) -> Card:
-    return Card(group, label, energy.joules, "energy", _energy_kind(energy.source), energy.note)
+def _energy(group: str, label: str, joules: float, batch_size: int, energy: Energy) -> Card:
+    kind, note = _energy_kind(energy.source), _note(f"batch {batch_size}", energy.note)
+    return Card(group, label, joules / batch_size, "energy", kind, note)
 
 
 def _energy_kind(source: str) -> Provenance:
@@ -115,54 +121,68 @@ def _energy_kind(source: str) -> Provenance:
     return kinds.get(source.partition(":")[0], "measured")
 
 
-def _elsewhere(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[Card]:
+def _on_target(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[Card]:
+    """Yield the predicted time, whether the memory suffices, and the energy; only of devices that were named."""
+    batch = _batch(profile)
     for prediction in profile.predictions:
         if prediction.seconds is not None:
-            label, note = f"On {prediction.target}", f"{prediction.precision}, {prediction.basis}"
+            label, note = f"On {prediction.target}", f"{batch}, {prediction.precision}, {prediction.basis}"
             low, high = prediction.low, prediction.high
-            yield Card(_ELSEWHERE, label, prediction.seconds, "time", "predicted", note, low=low, high=high)
+            yield Card(_TARGET, label, prediction.seconds, "time", "predicted", note, low=low, high=high)
+        if prediction.ram_bytes:
+            fits, needed = fit_of(profile, prediction)
+            note = (
+                f"{batch}, {prediction.precision}; {prediction.target} has {units.sizes(prediction.ram_bytes)} of RAM"
+            )
+            yield Card(_TARGET, f"Fits: {fits}", needed, "bytes", "estimated", note)
         for energy in prediction.energies[:1]:
-            yield _energy(_ELSEWHERE, f"Energy on {prediction.target}", energy)
+            yield Card(
+                _TARGET,
+                "Energy per call",
+                energy.joules,
+                "energy",
+                _energy_kind(energy.source),
+                _note(batch, energy.note),
+            )
     if roofs and not profile.predictions:
         roof = roofs[0].main
         if roof.total.seconds is not None:
-            note = f"at best, {roof.precision}, {roof.total.bound}-bound"
-            yield Card(_ELSEWHERE, f"On {roofs[0].spec.title}", roof.total.seconds, "time", "estimated", note)
+            note = f"{batch}, {roof.precision}; lower bound, {roof.total.bound}-bound"
+            yield Card(_TARGET, f"On {roofs[0].spec.title}", roof.total.seconds, "time", "estimated", note)
 
 
-def _swept(sweep: SweepResult) -> Iterable[Card]:
-    note = f"of {len(sweep.trials)}; {len(sweep.rejected)} rejected, {len(sweep.failed)} failed"
-    yield Card(_SWEEP, "Accepted candidates", len(sweep.accepted), "count", "counted", note)
+def _winner(sweep: SweepResult) -> Iterable[Card]:
     best = sweep.trial(sweep.best).metrics if sweep.best else None
-    if sweep.best is None or best is None:
+    if best is None:
         return
-    yield from _best_score(best, sweep.trial(sweep.best).candidate.label)
+    yield _score(best)
     if sweep.speedup is not None:
-        yield _faster(sweep.speedup)
+        whole, note = sweep.speedup.whole, f"vs baseline, batch {sweep.speedup.batch_size}"
+        ratio = Card(_WINNER, "Speedup", whole.ratio, "factor", "measured", note)
+        yield replace(ratio, low=whole.low, high=whole.high, is_disturbed=sweep.speedup.is_disturbed)
+    latency = Card(_WINNER, "Latency", best.ranked_latency_s, "time", "measured", f"batch {best.ranked_batch}")
+    yield replace(latency, low=best.ranked_low_s, high=best.ranked_high_s, is_disturbed=best.is_disturbed)
+    before = sweep.baseline.metrics
+    smaller = "" if before is None else f"baseline {units.size(before.size_bytes)}"
+    yield Card(_WINNER, "Size", best.size_bytes, "bytes", "measured", smaller)
     if best.measured_memory_bytes is not None:
-        note = "growth of the process over the idle runtime"
-        yield Card(_SWEEP, "Best: memory", best.measured_memory_bytes, "bytes", "measured", note)
-    smaller = f"{units.percent(best.params_ratio)} of the parameters"
-    yield Card(_SWEEP, "Best: size", best.size_bytes, "bytes", "measured", smaller)
+        note = f"batch {best.batch_size}; above the idle runtime"
+        yield Card(_WINNER, "Memory", best.measured_memory_bytes, "bytes", "measured", note)
     if best.energy_j is not None:
-        kind = _energy_kind(best.energy_source)
-        yield Card(_SWEEP, "Best: energy", best.energy_j, "energy", kind, best.energy_source)
+        energy, note = best.energy_j / best.batch_size, f"batch {best.batch_size}; {best.energy_source}"
+        yield Card(_WINNER, "Energy per sample", energy, "energy", _energy_kind(best.energy_source), note)
 
 
-def _best_score(best: TrialMetrics, label: str) -> Iterable[Card]:
+def _score(best: TrialMetrics) -> Card:
+    """Return the score on test data; on validation, by which candidates are chosen, where there is no other."""
     shown: Format = "share" if best.metric in SHARES else "number"
     low, high = best.accuracy_low, best.accuracy_high
-    yield Card(_SWEEP, f"Best: {best.metric}", best.accuracy, shown, "measured", label, low=low, high=high)
-    latency = Card(_SWEEP, "Best: latency", best.ranked_latency_s, "time", "measured", calls(best.ranked_batch))
-    yield replace(latency, low=best.ranked_low_s, high=best.ranked_high_s, is_disturbed=best.is_disturbed)
-
-
-def _faster(speedup: Speedup) -> Card:
-    """Return the winner against the baseline, timed in turns: a ratio without its interval is never shown."""
-    alone = "" if speedup.runtime is None else f"; runtime alone {factor_text(speedup.runtime)}"
-    note = f"as the baseline, in turns{alone}"
-    ratio = Card(_SWEEP, "Best: times as fast", speedup.whole.ratio, "factor", "measured", note)
-    return replace(ratio, low=speedup.whole.low, high=speedup.whole.high, is_disturbed=speedup.is_disturbed)
+    if best.test_accuracy is None:
+        label = f"Validation {best.metric}"
+        return Card(_WINNER, label, best.accuracy, shown, "measured", "95 % CI", low=low, high=high)
+    ends = f"{score_text(low, best.metric)}{units.DASH}{score_text(high, best.metric)}"
+    note = f"validation {score_text(best.accuracy, best.metric)} (95 % CI {ends})"
+    return Card(_WINNER, f"Test {best.metric}", best.test_accuracy, shown, "measured", note)
 
 
 def is_disturbed(measured: Measurement) -> bool:
@@ -185,8 +205,9 @@ def page_data(
     extra_profiles: Sequence[ModelProfile] = (),
     devices: Sequence[str] | None = None,
     title: str | None = None,
+    file: str | None = None,
 ) -> dict[str, Any]:
-    """Return what the page shows; a part that nobody gave is None."""
+    """Return what the page shows; a part that is not given is None, and `file` is the file to ship."""
     from edge_opt import __version__
 
     roofs = device_roofs(profile, devices) if profile else ()
@@ -197,7 +218,8 @@ def page_data(
         "schema_version": SCHEMA_VERSION,
         "edge_opt": __version__,
         "title": title or (profile.name if profile else sweep.name if sweep else "edge_opt"),
-        "verdict": verdict(profile, sweep, roofs),
+        "verdict": verdict(profile, sweep, roofs, file),
+        "model": " ".join(_of_profile(profile, roofs)) if profile and sweep else None,
         "advice": [list(item) for item in advice(profile, sweep, roofs, losses)],
         "cards": [to_plain(card) for card in cards(profile, sweep, roofs)],
         "profile": _profile(profile, roofs) if profile else None,
@@ -291,37 +313,58 @@ def _device(device: DeviceRoofs, order: Sequence[int]) -> dict[str, Any]:
     }
 
 
-# Columns of the candidates that are no figures: in front of the figures, and behind them.
-_FIRST = (
-    ("label", "Candidate", "text"), ("state", "Status", "text"), ("speedup", "Times as fast", "number"),
-    ("disturbed", "Disturbed", "flag"), ("disturbed_times", "Disturbed times", "text"),
+# Columns of the candidates beside those of the files: in front of them, and behind them.
+_FIRST = (("label", "Candidate", "text"), ("state", "Status", "text"))
+_LAST = (
+    ("speedup", "Speedup", "number"), ("energy_sample_j", "Energy per sample", "energy"),
+    ("pruning", "Pruning ratio", "share"), ("disturbed", "Disturbed", "flag"),
+    ("disturbed_times", "Disturbed times", "text"), ("violations", "Violated constraints", "text"),
+    ("key", "Key", "text"),
 )  # fmt: skip
-_LAST = (("violations", "Breaks", "text"), ("key", "Key", "text"))
-# Figures in milliseconds or MiB have their unit in the header; the page scales the others.
-_PAGE_KINDS = {"time": "number", "bytes": "number", "rate": "number"}
+# Files have milliseconds and MiB; the page scales both to the unit that suits each value.
+_PAGE_KINDS = {"time": "ms", "bytes": "mib", "rate": "number"}
+# Shown in this order, before the others.
+_IN_FRONT = (
+    "label",
+    "state",
+    "test_accuracy",
+    "accuracy",
+    "deploy_latency_ms",
+    "speedup",
+    "size_mb",
+    "energy_sample_j",
+)
 
 
 def _candidate_columns(sweep: SweepResult) -> list[dict[str, str]]:
-    """Return the columns of the table of candidates: those of the files that have a title."""
+    """Return the columns of the table of candidates: those of the files that have a title, and some of its own."""
     figures = []
     for column in TRIAL_COLUMNS:
-        title, kind = column.title, _PAGE_KINDS.get(column.kind, column.kind)
-        if "accuracy" in column.name and sweep.metric != "accuracy":
-            title = title.replace("Accuracy", sweep.metric).replace("accuracy", sweep.metric)
-            kind = kind if sweep.metric in SHARES else "number"
-        if title:
-            unit = f", {column.unit}" if column.unit and column.kind in _PAGE_KINDS else ""
-            figures.append((column.name, title + unit, kind))
-    return [{"name": name, "header": header, "kind": kind} for name, header, kind in (*_FIRST, *figures, *_LAST)]
+        header, kind = column_title(column, sweep), _PAGE_KINDS.get(column.kind, column.kind)
+        if "accuracy" in column.name and sweep.metric not in SHARES:
+            kind = "number"
+        elif column.name == "accuracy_drop":
+            header, kind = f"{header} (points)", "points"
+        if header:
+            unit = f" ({column.unit})" if column.kind == "rate" else ""
+            figures.append((column.name, header + unit, kind))
+    every = {it[0]: it for it in (*_FIRST, *figures, *_LAST)}
+    ordered = {name: every[name] for name in _IN_FRONT if name in every} | every
+    return [{"name": name, "header": header, "kind": kind} for name, header, kind in ordered.values()]
 
 
 def _sweep(sweep: SweepResult) -> dict[str, Any]:
     rows = sweep_rows(sweep)
-    [baseline] = sweep_rows(SweepResult(sweep.name, sweep.baseline, (sweep.baseline,), (), (), None, ""))
+    [baseline] = sweep_rows(replace(sweep, trials=(sweep.baseline,), frontiers=()))
+
+    def with_words(row: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
+        energy = None if row["energy_j"] is None else row["energy_j"] / row["batch_size"]
+        return {**row, "label": trial.candidate.title, "verdict": trial.verdict, "energy_sample_j": energy}
+
     return {
         "name": sweep.name,
         "metric": {
-            "title": "Accuracy" if sweep.metric == "accuracy" else sweep.metric,
+            "title": axes_of(sweep)[0].title,
             "is_share": sweep.metric in SHARES,
             "direction": sweep.metric_direction,
         },
@@ -329,8 +372,8 @@ def _sweep(sweep: SweepResult) -> dict[str, Any]:
         "best": sweep.best,
         "speedup": speedup_data(sweep.speedup),
         "columns": _candidate_columns(sweep),
-        "rows": [{**row, "label": trial.candidate.label} for row, trial in zip(rows, sweep.trials, strict=True)],
-        "baseline": {**baseline, "label": f"baseline, {sweep.baseline.candidate.label}"},
+        "rows": [with_words(row, trial) for row, trial in zip(rows, sweep.trials, strict=True)],
+        "baseline": with_words(baseline, sweep.baseline),
         "violations": [[to_plain(item) for item in trial.violations] for trial in sweep.trials],
         "axes": axes_data(sweep, [baseline, *rows]),
         "frontiers": frontiers(sweep),
@@ -357,75 +400,50 @@ _STANDS_OUT = 0.1
 _CURES = {
     "memory": "Prune channels, move fewer bytes with fp16 or int8, and fuse layers so that data is used more often.",
     "compute": "Prune channels where MACs are, or use a precision or an engine that computes faster.",
-    "overhead": "Fuse layers and use fewer, larger operators; a larger batch helps too.",
+    "overhead": "Fuse layers, use fewer and larger operators, or a larger batch.",
 }
 
 
-def verdict(profile: ModelProfile | None, sweep: SweepResult | None, roofs: Sequence[DeviceRoofs]) -> list[str]:
-    """Return the whole page in a few sentences: a paragraph about the model, one about the sweep."""
-    paragraphs = [" ".join(_of_profile(profile, roofs))] if profile else []
-    return [*paragraphs, _of_sweep(sweep)] if sweep else paragraphs
+def verdict(
+    profile: ModelProfile | None, sweep: SweepResult | None, roofs: Sequence[DeviceRoofs], file: str | None = None
+) -> list[str]:
+    """Return the answer of the page: of a sweep what to ship and why, else the model in a few sentences."""
+    if sweep is not None:
+        # The constraints stand above the candidates.
+        notes = [f"{label}: {text}." for label, text in conclusion(sweep).notes[1:] if label != "Constraints"]
+        return [f"{answer(sweep, file)}.", *([" ".join(notes)] if notes else [])]
+    return [" ".join(_of_profile(profile, roofs))] if profile else []
 
 
 def _of_profile(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[str]:
-    totals = profile.totals
-    bound = "at least " if totals.is_lower_bound else ""
-    shapes = ", ".join(units.shape(shape) for shape in profile.trace.modules[0].input_shapes)
-    yield (
-        f"{shorten(profile.name, 80)} does {bound}{units.count(totals.macs)} MACs"
-        f"{f' on {shapes}' if shapes else ''} with {units.count(totals.params)} parameters "
-        f"({units.size(totals.param_bytes)}), and its activations need {units.size(profile.peak.live_bytes)} "
-        "at their peak."
-    )
-    if profile.measurement is not None:
-        latency = profile.measurement.latency
-        noisy = ", on a noisy machine" if latency.is_noisy or latency.is_contended else ""
-        yield f"Measured here it takes {units.duration(latency.median_s)}{noisy}."
-    prediction = profile.prediction
+    """Yield the sentences about a model: first the named device, then what was measured here, then the counts."""
+    totals, prediction = profile.totals, profile.prediction
     if prediction is not None and prediction.seconds is not None:
+        low, high = prediction.low, prediction.high
+        ends = "" if low is None or high is None else f"90 % interval {units.duration(low)} to {units.duration(high)}, "
         yield (
-            f"On {prediction.target} it is predicted to take {units.duration(prediction.seconds)} "
-            f"in {prediction.precision}, bound by {prediction.bound}."
+            f"On {prediction.target} it takes {units.duration(prediction.seconds)} in {prediction.precision} "
+            f"({ends}predicted, bound by {prediction.bound})."
         )
+        yield from (f"Fits: {sentence}." for _, sentence in fits_lines(profile)[:1])
     elif roofs:
         roof = roofs[0].main
         if roof.total.seconds is not None:
             yield (
-                f"On {roofs[0].spec.title} it is {roof.total.bound}-bound: {units.duration(roof.total.seconds)} "
-                f"at best in {roof.precision}."
+                f"On {roofs[0].spec.title} it takes at least {units.duration(roof.total.seconds)} in {roof.precision} "
+                f"({roof.total.bound}-bound)."
             )
-
-
-def _of_sweep(sweep: SweepResult) -> str:
-    tried, failed, accepted = len(sweep.trials), len(sweep.failed), len(sweep.accepted)
-    limits = " and ".join(sweep.constraints) or "no constraint"
-    if not tried:
-        return "The sweep is empty: no candidate was tried."
-    if failed == tried:
-        return f"All {tried} candidates failed; the first because of: {shorten(sweep.trials[0].reason, 200)}."
-    if not accepted:
-        return f"None of the {tried} candidates meets {limits}{f'; {failed} failed' if failed else ''}."
-    lost = f", {failed} failed" if failed else ""
-    if sweep.slower:
-        count = len(sweep.slower)
-        lost += f", {count} {'is' if count == 1 else 'are'} pruned and not faster than unpruned"
-    best = f" {_best(sweep, sweep.trial(sweep.best))}" if sweep.best else ""
-    return f"{accepted} of {tried} candidates meet{'s' * (accepted == 1)} {limits}{lost}.{best}"
-
-
-def _best(sweep: SweepResult, trial: Trial) -> str:
-    if trial.metrics is None:
-        return f"The best is {trial.candidate.label}."
-    metrics = trial.metrics
-    is_share = metrics.metric == "accuracy"
-    score = f"{units.percent(metrics.accuracy)} accurate" if is_share else f"{metrics.metric} {metrics.accuracy:.4g}"
-    figures = f"{score}, {per_call(metrics)}"
-    best = f"The best is {trial.candidate.label}: {figures}."
-    if sweep.speedup is None:
-        return best
-    parts = breakdown(sweep.speedup)
-    faster = speedup_text(sweep.speedup) + (f" ({parts})" if parts else "")
-    return f"{best} Against the baseline it is {faster}; {conditions(sweep.speedup)}."
+    if profile.measurement is not None:
+        latency = profile.measurement.latency
+        noisy = ", on a noisy machine" if latency.is_noisy or latency.is_contended else ""
+        yield f"Measured here: {units.per_call(latency.median_s, latency.batch_size)}{noisy}."
+    bound = "at least " if totals.is_lower_bound else ""
+    shapes = ", ".join(units.shape(shape) for shape in profile.trace.modules[0].input_shapes)
+    yield (
+        f"{shorten(profile.name, 80)} has {units.count(totals.params)} parameters ({units.size(totals.param_bytes)}) "
+        f"and needs {bound}{units.count(totals.macs)} MACs{f' for an input of {shapes}' if shapes else ''}; peak "
+        f"activation memory {units.size(profile.peak.live_bytes)}."
+    )
 
 
 def advice(
@@ -436,12 +454,13 @@ def advice(
 ) -> list[Advice]:
     """Return what to do, each with its reason; most useful first."""
     items: list[Advice] = []
-    if sweep is not None and sweep.recommendation:
-        items.append(("Recommendation", sweep.recommendation))
     if profile is not None:
-        items += [*_largest(profile), *_on_device(profile, roofs), *_memory(profile)]
+        # What a sweep measured is not recommended once more from shapes.
+        tried = () if sweep is None else [trial.candidate.precision for trial in sweep.trials]
+        fusing = sweep is None
+        items += [*_largest(profile), *_on_device(profile, roofs, tried, fusing), *_memory(profile)]
     if sensitivity is not None and sensitivity["layers"]:
-        items.append(("Spare what hurts", sensitivity["caption"]))
+        items.append(("Most sensitive layers", sensitivity["caption"]))
     return [*items, *_mind(profile)] if profile else items
 
 
@@ -449,7 +468,7 @@ def _mind(profile: ModelProfile) -> Iterable[Advice]:
     if profile.unpriced:
         ops = sorted({item.op for item in profile.unpriced})
         named = ", ".join(ops[:_NAMED]) + (" …" if len(ops) > _NAMED else "")
-        yield "Totals are lower bounds", f"No price for {named}; edge_opt.cost_rule adds one."
+        yield "Totals are lower bounds", f"No cost rule for {named}; edge_opt.cost_rule adds one."
     if profile.measurement is not None:
         remarks = "; ".join(profile.measurement.latency.remarks)
         if remarks:
@@ -459,16 +478,24 @@ def _mind(profile: ModelProfile) -> Iterable[Advice]:
 def _largest(profile: ModelProfile) -> Iterable[Advice]:
     if not profile.totals.macs:
         return
-    rows = sorted(leaf_rows(profile), key=lambda row: -(row.cost.macs if row.cost else 0))[:_NAMED]
-    share = sum(row.cost.macs for row in rows if row.cost) / profile.totals.macs
-    named = ", ".join(shorten(layer_name(row, profile), 48) for row in rows if row.cost and row.cost.macs)
+    costs = [(row.cost.macs, row) for row in leaf_rows(profile) if row.cost and row.cost.macs]
+    # Of few layers only the largest is named: together they are the whole model.
+    largest = sorted(costs, key=lambda item: -item[0])[: _NAMED if len(costs) > _NAMED else 1]
+    share = sum(macs for macs, _ in largest) / profile.totals.macs
+    named = ", ".join(shorten(layer_name(row, profile), 48) for _, row in largest)
     if share < _STANDS_OUT:
         yield "No layer stands out", f"The largest ({named}) have {units.percent(share)} of all MACs together."
         return
-    yield "Largest layers", f"{named}: {units.percent(share)} of all MACs. Pruning and precision pay there first."
+    yield (
+        "Largest layers",
+        f"{named}: {units.percent(share)} of all MACs. Pruning and lower precision help there first.",
+    )
 
 
-def _on_device(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[Advice]:
+def _on_device(
+    profile: ModelProfile, roofs: Sequence[DeviceRoofs], tried: Sequence[str], fusing: bool
+) -> Iterable[Advice]:
+    """Yield what helps on the first device; no precision in `tried`, and fusing only on request."""
     if not roofs:
         return
     device, roof = roofs[0], roofs[0].main
@@ -482,25 +509,25 @@ def _on_device(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[
     )
     if seconds and bound in _CURES:
         share = sum(part or 0.0 for kind, part in layers if kind == bound) / seconds
-        spent = "time at best" if prediction is None or prediction.basis == "roofline" else "predicted time"
+        spent = "lower bound" if prediction is None or prediction.basis == "roofline" else "predicted time"
         yield (
             f"On {device.spec.title}",
-            f"{units.percent(share)} of the {spent} goes to {bound}-bound layers. {_CURES[bound]}",
+            f"{units.percent(share)} of the {spent} is in {bound}-bound layers. {_CURES[bound]}",
         )
-    if whole and fused is not None and 1 - fused / whole > _WORTH_SAYING:
+    if fusing and whole and fused is not None and 1 - fused / whole > _WORTH_SAYING:
         yield (
             "Fuse",
-            "Batch norms and activations in the same pass as their convolution save "
-            f"{units.percent(1 - fused / whole)} of the time at best there; runtimes such as ONNX Runtime do so.",
+            "Batch norms and activations fused into their convolution save up to "
+            f"{units.percent(1 - fused / whole)} of the time there; runtimes such as ONNX Runtime do so.",
         )
     # A page has one time for a precision: beside a prediction, the roofline's best would contradict it.
     if prediction is not None and (prediction.bound == "overhead" or prediction.basis != "roofline"):
         return
     for other in device.roofs[1:]:
-        if whole and other.total.seconds:
+        if whole and other.total.seconds and other.precision not in tried:
             yield (
                 f"Try {other.precision}",
-                f"{units.duration(other.total.seconds)} at best on {device.spec.title}, against "
+                f"Lower bound {units.duration(other.total.seconds)} on {device.spec.title}; "
                 f"{units.duration(whole)} in {roof.precision}.",
             )
 
@@ -510,6 +537,6 @@ def _memory(profile: ModelProfile) -> Iterable[Advice]:
     if peak.live_bytes and 1 - peak.planner_bytes / peak.live_bytes > _WORTH_SAYING:
         yield (
             "Plan memory",
-            f"The peak of {units.size(peak.live_bytes)} stands at {shorten(peak.module or profile.name, 48)}; "
-            f"a runtime that drops each tensor after its last use needs {units.size(peak.planner_bytes)}.",
+            f"The peak of {units.size(peak.live_bytes)} is at {shorten(peak.module or profile.name, 48)}; "
+            f"a runtime that frees each tensor after its last use needs {units.size(peak.planner_bytes)}.",
         )

@@ -98,7 +98,7 @@ _SWEEP = {
 
 
 def write_sweep_plots(result: SweepResult, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write accuracy against latency, energy and memory, and return the paths.
+    """Plot accuracy vs latency, energy and memory, and return the paths.
 
     If nothing ran, the pictures say so.
     """
@@ -113,7 +113,7 @@ def write_sweep_plots(result: SweepResult, folder: str | os.PathLike[str]) -> li
 def _cloud(result: SweepResult, x: TrialColumn) -> bytes:
     y = axes_of(result)[0]
     rows = sweep_rows(result)
-    title = f"{printable(result.name)}: {result.metric} against {x.title.lower()}"
+    title = f"{printable(result.name)}: {result.metric} vs {x.title.lower()}"
     ran = [row for row in rows if row["status"] == "done"]
     done = [row for row in ran if row[x.name] is not None]
     if not rows:
@@ -133,7 +133,7 @@ def _cloud(result: SweepResult, x: TrialColumn) -> bytes:
     for row, trial in zip(rows, result.trials, strict=True):
         if row in front:
             axes.annotate(
-                trial.candidate.label,
+                trial.candidate.title,
                 (row[x.name], row[y.name]),
                 xytext=(5, -11),
                 textcoords="offset points",
@@ -144,9 +144,9 @@ def _cloud(result: SweepResult, x: TrialColumn) -> bytes:
     failed = len(rows) - len(ran)
     axes.set_title(title + (f" ({failed} failed)" if failed else ""), loc="left", fontsize=11)
     sources = ", ".join(sorted({printable(row["energy_source"]) for row in done}))
-    axes.set_xlabel(f"{x.title}, {x.unit}" + (f" ({sources})" if x.name == "energy_j" else ""))
+    axes.set_xlabel(f"{x.title} ({x.unit})" + (f" ({sources})" if x.name == "energy_j" else ""))
     way = "" if result.metric == "accuracy" else f" ({result.metric_direction} is better)"
-    axes.set_ylabel(f"{y.title}{way}, with 95 % intervals")
+    axes.set_ylabel(f"{y.title}{way}, with 95 % CI")
     axes.legend(frameon=False)
     return png(figure)
 

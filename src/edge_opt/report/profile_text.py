@@ -359,7 +359,7 @@ _BASES = {
     "calibrated": ("from operators sampled there", "outside what was sampled"),
     "timed": ("each of its operators timed there once", "outside what was sampled"),
     "fitted": ("from costs fitted to times of whole models there", "outside the fit"),
-    "roofline": ("an uncalibrated estimate", "without a price"),
+    "roofline": ("an uncalibrated estimate", "without a cost rule"),
 }
 
 
@@ -393,12 +393,20 @@ def fits_lines(profile: ModelProfile) -> list[Note]:
     lines = []
     for prediction in profile.predictions:
         if prediction.ram_bytes:
-            needed, sizes = peak_memory(profile, prediction.precision).total_bytes, prediction.ram_bytes
-            holding = [size for size in sizes if needed <= size]
-            answer = "yes" if len(holding) == len(sizes) else f"only in {units.size(holding[0])}" if holding else "no"
+            answer, needed = fit_of(profile, prediction)
             parts = f"{units.size(needed)} in {prediction.precision} (weights, input, activations)"
-            lines.append(("Fits", f"{answer}: {parts}, and {prediction.target} has {units.sizes(sizes)}"))
+            lines.append(
+                ("Fits", f"{answer}: {parts}, and {prediction.target} has {units.sizes(prediction.ram_bytes)}")
+            )
     return lines
+
+
+def fit_of(profile: ModelProfile, prediction: Prediction) -> tuple[str, int]:
+    """Return whether the RAM of a device holds the model, and the bytes that the model needs there."""
+    needed, sizes = peak_memory(profile, prediction.precision).total_bytes, prediction.ram_bytes
+    holding = [size for size in sizes if needed <= size]
+    answer = "yes" if len(holding) == len(sizes) else f"only in {units.size(holding[0])}" if holding else "no"
+    return answer, needed
 
 
 def prediction_sentence(prediction: Prediction) -> str:

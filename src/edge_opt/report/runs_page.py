@@ -182,13 +182,12 @@ def _verdict(runs: Sequence[Run]) -> list[str]:
     sentences = []
     if len(machines) > 1:
         sentences.append(
-            f"The runs were timed on {len(machines)} machines ({', '.join(machines)}): their times do not belong in "
-            "one column."
+            f"The runs were timed on {len(machines)} machines ({', '.join(machines)}): their times cannot be compared."
         )
     elif len(timed) > 1:
         sentences.append(
-            "Each run was timed at another moment. Inside a run, interleaved times may be divided. "
-            "Between runs, a difference smaller than a machine's drift says nothing."
+            "The runs were timed at different moments. Speedups inside a run are from interleaved measurements; small "
+            "differences between runs may be drift of the machine."
         )
     scored = [run for run in runs if run.sweep]
     empty = [run.name for run in scored if run.sweep and not run.sweep.accepted]

@@ -1,10 +1,9 @@
-"""Sweeps as JSON, rows and CSV, and back; as sheets; and how much faster the winner is, in words."""
+"""Sweeps as JSON, rows and CSV, and back; as sheets; what to ship, and its speedup, in words."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from edge_opt import units
 from edge_opt._support.json import dumps_rows, read_document, to_plain
 from edge_opt.errors import UnreadableSweep
-from edge_opt.records.sweeps import SHARES, TRIAL_COLUMNS, Speedup, SpeedupRatio, SweepResult, Trial, TrialMetrics
+from edge_opt.records.sweeps import TRIAL_COLUMNS, Speedup, SpeedupRatio, SweepResult, Trial, TrialMetrics, score_text
 from edge_opt.report.save import read_record
-from edge_opt.report.sheets import Note, Sheet, Table, column, sheet, text_column
-from edge_opt.text import html, spreadsheet
+from edge_opt.report.sheets import Cell, Note, Sheet, Table, column, sheet, text_column
+from edge_opt.text import spreadsheet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,142 +181,127 @@ def sweep_csv(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) -> str:
 
 
 _SHOWN = 12
-_ORDER = {"accepted": 0, "rejected": 1, "failed": 2}
-_COLORS = {"accepted": "#2a9d62", "rejected": "#c98a1b", "failed": "#888", "baseline": "currentColor"}
-
-
-def status_of(trial: Trial) -> str:
-    """Return the status of a candidate, in a word."""
-    return "failed" if trial.status == "failed" else "rejected" if trial.violations else "accepted"
+_ORDER = ("winner", "accepted", "rejected", "failed", "baseline")
+_MARKS = {"winner": "→"}
 
 
 def ranked(result: SweepResult) -> list[tuple[Trial, str]]:
-    """Return the baseline, then those on a frontier, then accepted, rejected and failed ones, each with its status."""
+    """Return each candidate with its status in a word: winner, accepted, rejected, failed; then the baseline."""
     on_frontier = {key for _, keys in result.frontiers for key in keys}
+
+    def status(trial: Trial) -> str:
+        key = trial.candidate.key
+        if key == result.best:
+            return "winner"
+        return "baseline" if key == result.baseline.candidate.key else trial.verdict.partition(" ")[0]
 
     def place(trial: Trial) -> tuple[int, bool, float]:
         score = trial.metrics.comparable_score if trial.metrics else 0.0
-        return _ORDER[status_of(trial)], trial.candidate.key not in on_frontier, -score
+        return _ORDER.index(status(trial)), trial.candidate.key not in on_frontier, -score
 
-    # A baseline that is part of the space is also one of its trials.
-    others = (trial for trial in result.trials if trial.candidate.key != result.baseline.candidate.key)
-    return [(result.baseline, "baseline"), *((trial, status_of(trial)) for trial in sorted(others, key=place))]
+    # A baseline of the space is one of its trials as well.
+    every = {trial.candidate.key: trial for trial in (result.baseline, *result.trials)}
+    return [(trial, status(trial)) for trial in sorted(every.values(), key=place)]
 
 
-def score_text(trial: Trial) -> str:
-    """Return its score, a share of one as a percentage."""
-    metrics = trial.metrics
+def _score_cell(metrics: TrialMetrics | None) -> str:
+    """Return the score on test data where it is known, else on validation data."""
     if metrics is None:
         return units.DASH
-    return units.percent(metrics.accuracy) if metrics.metric in SHARES else f"{metrics.accuracy:.4g}"
+    if metrics.test_accuracy is None:
+        return f"{score_text(metrics.accuracy, metrics.metric)} val"
+    return f"{score_text(metrics.test_accuracy, metrics.metric)} test"
 
 
-def why_not(trial: Trial) -> str:
-    """Return why a candidate failed, or which constraints it breaks."""
-    return trial.reason or ", ".join(violation.constraint for violation in trial.violations)
+def _latency_cell(metrics: TrialMetrics | None) -> str:
+    return units.DASH if metrics is None else per_call(metrics) + " disturbed" * metrics.is_disturbed
 
 
-def _trial_table(rows: Sequence[tuple[Trial, str]], metric: str) -> Table:
-    """Return one row per candidate: score, time, size, and why it is not accepted."""
+def _trial_table(result: SweepResult, rows: Sequence[tuple[Trial, str]]) -> Table:
+    """Return one row per candidate: score, latency, speedup, size, and its status with the reason."""
     known = [trial.metrics for trial, _ in rows]
-    return (
-        text_column("Candidate", (trial.candidate.label for trial, _ in rows), min_width=16),
-        column("", (status for _, status in rows)),
-        column("Accuracy" if metric == "accuracy" else metric, (score_text(trial) for trial, _ in rows)),
-        column("Latency", (units.DASH if it is None else units.duration(it.ranked_latency_s) for it in known)),
-        column("Size", (units.DASH if it is None else units.size(it.size_bytes) for it in known), 1),
-        column("Peak", (units.DASH if it is None else units.size(it.peak_memory_bytes) for it in known), 2),
-        text_column("Why", (why_not(trial) for trial, _ in rows), 3, 10),
+    timings = [None if result.finals is None else result.finals.of(trial.candidate) for trial, _ in rows]
+    status = (word if word in ("winner", "baseline") and it.metrics else it.verdict for it, word in rows)
+    columns = (
+        text_column(
+            "Candidate", (f"{_MARKS.get(word, ' ')} {it.candidate.title}" for it, word in rows), min_width=None
+        ),
+        column("Accuracy" if result.metric == "accuracy" else result.metric, map(_score_cell, known)),
+        column("Latency", map(_latency_cell, known)),
+        column("Speedup (95 % CI)", (units.DASH if it is None else factor_text(it.speedup) for it in timings), 1),
+        column("Size", (units.DASH if it is None else units.size(it.size_bytes) for it in known), 2),
+        text_column("Status", status, min_width=10),
     )
+    # The winner is green where the terminal has colors.
+    styles = ["green" if word == "winner" else "" for _, word in rows]
+    return tuple(replace(it, cells=tuple(map(_styled, it.cells, styles))) for it in columns)
 
 
-def _brief_sweep(result: SweepResult) -> Sheet:
-    shown = sweep_sheet(result)
+def _styled(cell: Cell, style: str) -> Cell:
+    return replace(cell, style=style)
+
+
+def answer(result: SweepResult, file: str | Path | None = None) -> str:
+    """Return what to ship in one sentence: the file or the candidate, speedup, test score before validation, size."""
+    if result.best is None:
+        return f"Ship nothing yet: {result.recommendation or 'no candidate was accepted'}"
+    trial = result.trial(result.best)
+    metrics = trial.metrics
+    ship = f"Ship `{file}`" if file else f"Ship {trial.candidate.title}"
+    if metrics is None:
+        return ship
+    speed = per_call(metrics) if result.speedup is None else speedup_text(result.speedup)
+    value, metric = score_text(metrics.accuracy, metrics.metric), metrics.metric
+    scored = f"validation {metric} {value}"
+    if metrics.test_accuracy is not None:
+        scored = f"test {metric} {score_text(metrics.test_accuracy, metric)} (validation {value})"
+    return f"{ship}: {speed}, {scored}, {units.size(metrics.size_bytes)}"
+
+
+def conclusion(result: SweepResult, file: str | Path | None = None, report: Path | None = None) -> Sheet:
+    """Return the end of a run: the candidates in a short table, what to ship and why, and where the report is.
+
+    Args:
+        result: The sweep.
+        file: The file to ship; the candidate is named where there is none.
+        report: The page of the run.
+    """
     rows = ranked(result)
-    more = [("More", f"{len(rows) - _SHOWN} candidates")] if len(rows) > _SHOWN else []
-    return replace(shown, tables=(_trial_table(rows[:_SHOWN], result.metric),), notes=(*more, *shown.notes))
-
-
-@sheet(SweepResult, brief=_brief_sweep)
-def sweep_sheet(result: SweepResult) -> Sheet:
-    """Return the candidates of a sweep with their chart, the winner and why."""
-    best = [] if result.best is None else [("Best", result.trial(result.best).candidate.label)]
+    counts = f"{len(result.accepted)} accepted, {len(result.rejected)} rejected, {len(result.failed)} failed"
+    more = f"; {_SHOWN} rows of {len(rows)} shown, all in sweep_results.csv" if len(rows) > _SHOWN else ""
+    ship, _, figures = answer(result, file).replace("`", "").partition(" ")
+    parts = "" if result.speedup is None else breakdown(result.speedup)
+    notes: list[Note] = [(ship, figures), ("Why", result.recommendation if result.best else "")]
+    if result.speedup is not None:
+        notes.append(("Breakdown" if parts else "Speedup", f"{parts}{'; ' * bool(parts)}{conditions(result.speedup)}"))
+    notes += [("Constraints", ", ".join(result.constraints)), ("Report", "" if report is None else str(report))]
     return Sheet(
-        f"{result.name}: {len(result.trials)} candidates, {len(result.accepted)} accepted, "
-        f"{len(result.rejected)} rejected, {len(result.failed)} failed",
-        (_trial_table(ranked(result), result.metric),),
-        (*best, ("Why", result.recommendation)),
-        scatter_svg(result),
+        f"{result.name}: {len(result.trials)} candidates, {counts}{more}",
+        (_trial_table(result, rows[:_SHOWN]),),
+        tuple(note for note in notes if note[1]),
     )
+
+
+@sheet(SweepResult, brief=conclusion)
+def sweep_sheet(result: SweepResult) -> Sheet:
+    """Return all candidates of a sweep, the winner and why."""
+    return replace(conclusion(result), tables=(_trial_table(result, ranked(result)),))
 
 
 @sheet(Trial)
 def trial_sheet(trial: Trial) -> Sheet:
     """Return one candidate."""
     metrics = trial.metrics
-    notes: list[Note] = [("Why", why_not(trial))] if why_not(trial) else []
+    notes: list[Note] = []
     if metrics is not None:
         notes = [
-            (metrics.metric, score_text(trial)),
+            (metrics.metric.capitalize(), _score_cell(metrics)),
             ("Latency", per_call(metrics)),
             ("Size", units.size(metrics.size_bytes)),
-            ("Peak", units.size(metrics.peak_memory_bytes)),
-            ("Work", f"{units.count(metrics.macs)} MACs, {units.percent_of(metrics.macs_ratio)} of the baseline's"),
-            *notes,
+            ("Peak memory", units.size(metrics.peak_memory_bytes)),
+            ("MACs", f"{units.count(metrics.macs)}, {units.percent_of(metrics.macs_ratio)} of the baseline's"),
         ]
-    return Sheet(f"{trial.candidate.label}: {status_of(trial)}", notes=tuple(notes))
-
-
-_WIDTH, _HEIGHT, _EDGE = 600, 260, 46
-
-
-def scatter_svg(result: SweepResult) -> str:
-    """Return score over latency as a picture, the frontier as a line; "" with fewer than two points."""
-    points = [(trial, status) for trial, status in ranked(result) if trial.metrics is not None]
-    if len(points) < 2:
-        return ""
-    latencies = [_latency(trial) for trial, _ in points]
-    scores = [trial.metrics.accuracy for trial, _ in points if trial.metrics is not None]
-    # Factors are what latencies differ by; within a factor of 5 a plain axis is easier to read.
-    scale = math.log if max(latencies) > 5 * min(latencies) else float
-    left, right = scale(min(latencies)), scale(max(latencies))
-    bottom, top = min(scores), max(scores)
-
-    def at(trial: Trial) -> tuple[float, float]:
-        assert trial.metrics is not None
-        across = (scale(_latency(trial)) - left) / (right - left or 1.0)
-        up = (trial.metrics.accuracy - bottom) / (top - bottom or 1.0)
-        return _EDGE + across * (_WIDTH - 2 * _EDGE), _HEIGHT - _EDGE - up * (_HEIGHT - 2 * _EDGE)
-
-    keys = {key for name, keys in result.frontiers[:1] for key in keys}
-    line = sorted(at(trial) for trial, _ in points if trial.candidate.key in keys)
-    drawn = "".join(_dot(*at(trial), trial, status, trial.candidate.key == result.best) for trial, status in points)
-    kind = ", logarithmic" if scale is math.log else ""
-    ends = (units.duration(min(latencies)), units.duration(max(latencies)))
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" style="max-width:100%" role="img" '
-        f'aria-label="{html(result.metric)} over latency" font-size="11" fill="currentColor">'
-        f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in line)}" fill="none" stroke="#2a9d62"/>{drawn}'
-        f'<path d="M{_EDGE} {_EDGE / 2}V{_HEIGHT - _EDGE / 2}H{_WIDTH - _EDGE / 2}" fill="none" stroke="currentColor" '
-        f'opacity=".4"/><text x="{_EDGE}" y="{_HEIGHT - 6}">{ends[0]}</text>'
-        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 6}" text-anchor="middle">latency per call{kind}</text>'
-        f'<text x="{_WIDTH - _EDGE}" y="{_HEIGHT - 6}" text-anchor="end">{ends[1]}</text>'
-        f'<text x="4" y="{_EDGE}">{top:.4g}</text><text x="4" y="{_HEIGHT - _EDGE}">{bottom:.4g}</text>'
-        f'<text x="4" y="14">{html(result.metric)}</text></svg>'
-    )
-
-
-def _latency(trial: Trial) -> float:
-    return trial.metrics.ranked_latency_s if trial.metrics else 0.0
-
-
-def _dot(x: float, y: float, trial: Trial, status: str, is_best: bool) -> str:
-    title = f"{trial.candidate.label}: {status}, {score_text(trial)}, {units.duration(_latency(trial))}"
-    ring = ' stroke="currentColor" stroke-width="2"' if is_best else ""
-    return (
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{7 if is_best else 5}" fill="{_COLORS[status]}"{ring}>'
-        f"<title>{html(title)}</title></circle>"
-    )
+    return Sheet(f"{trial.candidate.title}: {trial.verdict}", notes=tuple(notes))
 
 
 def times(value: float) -> str:
@@ -332,46 +316,37 @@ def times(value: float) -> str:
 def factor_text(factor: SpeedupRatio) -> str:
     """Return a factor with its interval.
 
-    >>> factor_text(SpeedupRatio(5.13, 4.9, 5.31))
-    '5.1 × (4.9 to 5.3)'
+    >>> factor_text(SpeedupRatio(5.13, 4.9, 5.31)), factor_text(SpeedupRatio(1, 1, 1))
+    ('5.1× (4.9–5.3)', '1×')
     """
-    return f"{times(factor.ratio)} × ({times(factor.low)} to {times(factor.high)})"
+    if factor.low == factor.high == 1:
+        return f"1{units.TIMES}"
+    return f"{times(factor.ratio)}{units.TIMES} ({times(factor.low)}{units.DASH}{times(factor.high)})"
 
 
 def speedup_text(speedup: Speedup) -> str:
-    """Return the whole, and what the runtime alone gives: `5.1 × (4.9 to 5.3) as fast; the runtime alone ...`."""
-    alone = "" if speedup.runtime is None else f"; the runtime alone gives {times(speedup.runtime.ratio)} ×"
-    return f"{factor_text(speedup.whole)} as fast{alone}"
+    """Return the speedup over the baseline: `5.1× faster (95 % CI 4.9–5.3)`; below 1, as a share of its speed."""
+    whole = speedup.whole
+    word = "faster" if whole.ratio >= 1 else "the speed of the baseline"
+    return f"{times(whole.ratio)}{units.TIMES} {word} (95 % CI {times(whole.low)}{units.DASH}{times(whole.high)})"
 
 
-def breakdown(speedup: Speedup) -> str | None:
-    """Return what runtime, precision and pruning bought, one after the other; None where a step could not be timed."""
+def breakdown(speedup: Speedup) -> str:
+    """Return the factors of runtime, precision and pruning that were timed; a step that changed nothing is left out."""
     parts = (("runtime", speedup.runtime), ("precision", speedup.precision), ("pruning", speedup.pruning))
-    if any(part is None for _, part in parts):
-        return None
-    return ", ".join(f"{name} {factor_text(part)}" for name, part in parts if part is not None)
+    return ", ".join(f"{name} {factor_text(part)}" for name, part in parts if part is not None and part.low < part.high)
 
 
 def conditions(speedup: Speedup) -> str:
     """Return how it was timed, and whether that was disturbed."""
-    clock = "" if speedup.clock == "wall" else ", in CPU time"
-    if speedup.is_disturbed:
-        mark = "; DISTURBED by other programs or noise, also when tried again"
-        return f"timed in turns, {calls(speedup.batch_size)}{clock}{mark}"
-    return f"timed in turns at quiet moments, {calls(speedup.batch_size)}{clock}"
-
-
-def calls(batch_size: int) -> str:
-    """Return a call in words.
-
-    >>> calls(1), calls(8)
-    ('one sample a call', '8 samples a call')
-    """
-    return "one sample a call" if batch_size == 1 else f"{batch_size} samples a call"
+    rounds = "" if speedup.is_disturbed else ", least-disturbed rounds"
+    clock = "" if speedup.clock == "wall" else ", CPU time"
+    mark = "; DISTURBED by other programs or noise, also on retry" if speedup.is_disturbed else ""
+    return f"interleaved measurements{rounds}, batch {speedup.batch_size}{clock}{mark}"
 
 
 def per_call(metrics: TrialMetrics) -> str:
-    """Return the time by which candidates are ranked: `0.31 ms per sample`."""
+    """Return the time by which candidates are ranked: `310 µs (batch 1)`."""
     return units.per_call(metrics.ranked_latency_s, metrics.ranked_batch)
 
 

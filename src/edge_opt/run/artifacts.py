@@ -1,4 +1,4 @@
-"""Files of a run: tables, plots, JSON and the page; and the lines at its end."""
+"""Files of a run: tables, plots, JSON and the page."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 
 import pandas as pd
 
-from edge_opt import units
 from edge_opt._support.files import write_whole
 from edge_opt.data import Splits
 from edge_opt.hardware import layer_estimates, precision_tradeoff_table, save_hardware_artifacts
 from edge_opt.records.compression import Sensitivity
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.records.sweeps import SweepResult, Trial
-from edge_opt.report.page import write_page
+from edge_opt.records.sweeps import SweepResult
+from edge_opt.report.page import write_report
 from edge_opt.report.png import write_sweep_plots
 from edge_opt.report.sweep_files import (
     WeightBudgets,
-    breakdown,
-    conditions,
     frontier_keys,
-    per_call,
-    speedup_text,
     sweep_csv,
     sweep_dataframe,
     sweep_document,
-    times,
 )
 from edge_opt.run.config import RunConfig
-from edge_opt.run.run_summary import build_summary, hardware_summary, quantization_metadata, reproducibility
+from edge_opt.run.run_summary import (
+    build_summary,
+    hardware_summary,
+    quantization_metadata,
+    reproducibility,
+    with_target,
+)
 from edge_opt.search.space import Space
 
 
@@ -52,6 +52,7 @@ def write_artifacts(
 
     `profile` is the baseline's, and `settings` are those that `reproducibility.json` lists.
     """
+    profile = with_target(profile, config)
     layerwise = pd.DataFrame([asdict(item) for item in layer_estimates(profile)])
     hardware = hardware_summary(layerwise, config, result)
     summary = build_summary(config, splits, profile, result, space, hardware)
@@ -77,15 +78,7 @@ def write_artifacts(
         *(write_json(folder / name, content) for name, content in documents.items()),
     ]
     # The page comes last, when all that it shows is there.
-    page = write_page(
-        folder / "report.html",
-        profile=profile,
-        sweep=result,
-        sensitivity=sensitivity,
-        reproducibility=repeated,
-        summary=summary,
-    )
-    return summary, [*written, page]
+    return summary, [*written, write_report(folder)]
 
 
 def _write_sweep(result: SweepResult, folder: Path, budgets: WeightBudgets) -> list[Path]:
@@ -115,45 +108,3 @@ def command_line() -> list[str]:
     """Return the command as it was given."""
     program = Path(sys.argv[0]).name
     return ["edge-opt" if program == "__main__.py" else program, *sys.argv[1:]]
-
-
-def conclusion(result: SweepResult) -> list[str]:
-    """Return the end of a run in a few lines: the baseline, the winner and why, and how the others fared."""
-    lines = [f"baseline  {_figures(result.baseline)}"]
-    if result.best is not None:
-        best = result.trial(result.best)
-        lines.append(f"best      {best.candidate.label}: {_figures(best)}")
-        lines += _comparison(result, best)
-    lines.append(f"why       {result.recommendation}")
-    if result.constraints:
-        lines.append(f"{'kept ' if result.best else 'asked'}     {', '.join(result.constraints)}")
-    if result.slower:
-        names = ", ".join(trial.candidate.label for trial in result.slower)
-        lines.append(f"slower    not faster than unpruned, and not offered: {names}")
-    counts = f"{len(result.accepted)} accepted, {len(result.rejected)} rejected, {len(result.failed)} failed"
-    return [*lines, f"tried     {len(result.trials)} candidates: {counts}"]
-
-
-def _comparison(result: SweepResult, best: Trial) -> list[str]:
-    """Return the winner against the baseline: speed as it was compared, and what bought it; size."""
-    speedup, before, after = result.speedup, result.baseline.metrics, best.metrics
-    if before is None or after is None:
-        return []
-    smaller = f"{times(before.size_bytes / after.size_bytes)} × as small"
-    if speedup is None:
-        return [f"against   {smaller}"]
-    parts = breakdown(speedup)
-    lines = [f"against   {speedup_text(speedup)}; {smaller} ({conditions(speedup)})"]
-    return lines if parts is None else [*lines, f"bought by {parts}"]
-
-
-def _figures(trial: Trial) -> str:
-    metrics = trial.metrics
-    if metrics is None:
-        return f"{trial.failure}: {trial.reason}"
-    test = "" if metrics.test_accuracy is None else f", {metrics.test_accuracy:.4f} on test"
-    mark = " (disturbed)" if metrics.is_disturbed else ""
-    return (
-        f"{metrics.metric} {metrics.accuracy:.4f} on validation{test}; {per_call(metrics)}{mark}; "
-        f"{units.size(metrics.size_bytes)} on disk"
-    )

@@ -20,11 +20,12 @@ from edge_opt.errors import first_line
 from edge_opt.measuring.machine import read_environment
 from edge_opt.quantization.onnx_files import with_data
 from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
-from edge_opt.report.sweep_files import breakdown, conditions, per_call, speedup_data, speedup_text
+from edge_opt.report.sheets import sheet_markdown
+from edge_opt.report.sweep_files import conclusion, per_call, speedup_data
 from edge_opt.run.job import INPUTS, PRUNED, PipelineJob, built_file
 from edge_opt.run.model_and_data import load_inputs, weights_of
 from edge_opt.run.run_summary import plain_metrics
-from edge_opt.runtimes.registry import all_runtimes, find_runtime
+from edge_opt.runtimes.registry import find_runtime
 from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder
 
@@ -98,12 +99,6 @@ def export_best(result: SweepResult, job: PipelineJob, store: Store, splits: Spl
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return sorted(folder.iterdir())
-
-
-def shipped_file(folder: Path) -> Path:
-    """Return the model's file in a folder that `export_best` filled."""
-    files = [folder / f"model.{runtime.suffix}" for runtime in all_runtimes()]
-    return next(file for file in files if file.exists())
 
 
 def _fill(
@@ -189,7 +184,7 @@ def _samples(job: PipelineJob, model: torch.nn.Module, splits: Splits) -> bytes:
 
 
 def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
-    """Return what the shipped model is, in Markdown: task, data, figures with their conditions, and what was tried."""
+    """Return what the shipped model is, in Markdown: task, data, figures with their conditions, and the candidates."""
     trial = result.trial(str(result.best))
     metrics, machine = trial.metrics, read_environment()
     assert metrics is not None
@@ -199,9 +194,13 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
     conditions_here = (
         f"{metrics.machine or machine.cpu}, {threads} thread{'s' * (threads > 1)}, {trial.candidate.runtime}"
     )
+    low, high = metrics.ranked_low_s, metrics.ranked_high_s
+    between = (
+        f" ({units.duration(low)} to {units.duration(high)}, 95 %)" if low is not None and high is not None else ""
+    )
     mark = "; **disturbed** by other programs or noise" if metrics.is_disturbed else ""
     lines = [
-        f"# {result.name}: {trial.candidate.label}",
+        f"# {result.name}: {trial.candidate.title}",
         "",
         f"Made by edge_opt {__version__}. `python {PROGRAM}` runs it.",
         "",
@@ -211,9 +210,8 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
         f"| data | {splits.name} ({sizes} samples) |",
         f"| {metrics.metric} | {metrics.accuracy:.4f} on validation ({metrics.accuracy_low:.4f} to "
         f"{metrics.accuracy_high:.4f}, 95 %){test} |",
-        f"| against the baseline | {_drop(metrics)} |",
-        f"| latency | {per_call(metrics)}{_between(metrics)}, measured on {conditions_here}{mark} |",
-        *_speed_lines(result),
+        f"| drop vs baseline | {_drop(metrics)} |",
+        f"| latency | {per_call(metrics)}{between}, measured on {conditions_here}{mark} |",
         f"| file | {units.size(metrics.size_bytes)}, {metrics.effective_precision} on {trial.candidate.runtime} |",
         f"| memory, measured | {_memory(metrics)} |",
         f"| peak memory, estimated | {units.size(metrics.peak_memory_bytes)} for a batch of {metrics.batch_size}: "
@@ -222,18 +220,9 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
         f"| work | {units.count(metrics.macs)} MACs per batch of {metrics.batch_size}, "
         f"{units.count(metrics.params)} parameters |",
         "",
-        "## Why this one",
+        "## Candidates",
         "",
-        f"{result.recommendation}.",
-        "",
-        f"Constraints: {', '.join(result.constraints) or 'none'}. Tried: {len(result.trials)} candidates; "
-        f"{len(result.accepted)} accepted, {len(result.rejected)} rejected, {len(result.failed)} failed.",
-        "",
-        "## What was tried",
-        "",
-        f"| candidate | {metrics.metric} | latency | file | |",
-        "|---|---|---|---|---|",
-        *(_tried(row, row is trial) for row in result.trials),
+        *sheet_markdown(conclusion(result)).splitlines()[2:],
     ]
     return "\n".join(lines) + "\n"
 
@@ -253,20 +242,6 @@ def _drop(metrics: TrialMetrics) -> str:
     )
 
 
-def _between(metrics: TrialMetrics) -> str:
-    low, high = metrics.deploy_latency_low_s, metrics.deploy_latency_high_s
-    return "" if low is None or high is None else f" ({units.duration(low)} to {units.duration(high)}, 95 %)"
-
-
-def _speed_lines(result: SweepResult) -> list[str]:
-    speedup = result.speedup
-    if speedup is None:
-        return []
-    parts = breakdown(speedup)
-    lines = [f"| speed | against {result.baseline.candidate.label}: {speedup_text(speedup)}; {conditions(speedup)} |"]
-    return lines if parts is None else [*lines, f"| of that | {parts} |"]
-
-
 def _memory(metrics: TrialMetrics) -> str:
     if metrics.measured_memory_bytes is None:
         return "not known here"
@@ -281,17 +256,3 @@ def _energy(metrics: TrialMetrics) -> str:
         return "not known"
     mark = "; **disturbed**" if "latency_ms" in metrics.disturbed_times else ""
     return f"{units.energy(metrics.energy_j)} per batch of {metrics.batch_size} ({metrics.energy_source}){mark}"
-
-
-def _tried(trial: Trial, is_chosen: bool) -> str:
-    metrics = trial.metrics
-    if metrics is None:
-        reason = trial.reason.replace("|", "/").splitlines()[0] if trial.reason else ""
-        return f"| {trial.candidate.label} | | | | failed: {reason} |"
-    broken = ", ".join(map(str, trial.violations))
-    state = "**ships**" if is_chosen else "accepted" if trial.is_accepted else f"rejected by {broken}"
-    mark = " (disturbed)" if metrics.is_disturbed else ""
-    return (
-        f"| {trial.candidate.label} | {metrics.accuracy:.4f} | {per_call(metrics)}{mark} "
-        f"| {units.size(metrics.size_bytes)} | {state} |"
-    )

@@ -50,7 +50,6 @@ from edge_opt.run.model_and_data import (
 )
 from edge_opt.runtimes.agreement import sized
 from edge_opt.runtimes.registry import find_runtime
-from edge_opt.search.fork_server import PROGRESS_FILE
 from edge_opt.search.isolation import Isolation, Limits, Phase, pickle_job
 from edge_opt.tasks.batches import RunnerAsModule, example_inputs, sized_call
 from edge_opt.trace.inputs import CallArguments
@@ -165,7 +164,6 @@ def _make_variant(source: ModelAndData, splits: Splits, candidate: Candidate, fo
             learning_rate=config.learning_rate,
             teacher=original.to(config.device) if config.distillation else None,
             seed=config.seed,
-            progress=False,
             precision="int8" if rounds else None,
             **config.task,
         )
@@ -213,15 +211,14 @@ class PipelineJob:
     def config(self) -> RunConfig:
         return self.source.config
 
+    @property
+    def root(self) -> Path:
+        """The folder of the run: the cache is two folders below it."""
+        return self.cache.parent.parent
+
     def train(self, folder: Path) -> Mapping[str, Any]:
         """Train the baseline; write its weights to the folder, and return its score on validation."""
         config, splits = self.config, self.source.splits()
-
-        def show(epoch: int, step: int, loss: float) -> None:
-            if step == 1:
-                text = f"training: epoch {epoch} of {config.epochs}, loss {loss:.4f}"
-                write_whole(folder / PROGRESS_FILE, text)
-
         with torch_threads(config.used_build_threads), seeded(config.seed):
             tuned = finetune(
                 self.source.build().to(config.device),
@@ -229,12 +226,10 @@ class PipelineJob:
                 epochs=config.epochs,
                 learning_rate=config.learning_rate,
                 seed=config.seed,
-                progress=show,
                 **config.task,
             )
             model = tuned.model.cpu().eval()
             score = summarize_score(self.source.task().score(model, splits.validation))
-        (folder / PROGRESS_FILE).unlink(missing_ok=True)
         write_whole(folder / WEIGHTS, weights_of(model))
         return {"score": asdict(score)}
 

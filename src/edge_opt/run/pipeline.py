@@ -49,18 +49,19 @@ from edge_opt.run.job import WEIGHTS, Baseline, PipelineJob, preload, run_phase
 from edge_opt.run.model_and_data import ModelAndData, ScoreSummary, weights_from
 from edge_opt.run.run_summary import check_target
 from edge_opt.run.screening import choose_space
-from edge_opt.run.time_finalists import BOARD_RUNTIMES, FinalistTimer, measure_on_board
+from edge_opt.run.time_finalists import BOARD_RUNTIMES, REPORT_S, FinalistTimer, finals_seconds, measure_on_board
 from edge_opt.search.isolation import Phase, keep_fork_servers
 from edge_opt.search.locks import build_lock, folder_lock
 from edge_opt.search.space import Space
 from edge_opt.search.store import Sources, Store
 from edge_opt.search.sweep import Sweep, SweepOptions, candidate_folder
-from edge_opt.search.sweep_progress import Listener, Notice
+from edge_opt.search.sweep_progress import Listener, Notice, StepStarted
 from edge_opt.tasks.batches import example_inputs as call_inputs
 from edge_opt.tasks.batches import first_shape
 
 EAGER = Candidate(0.0, "fp32", "torch")
 TRAINING = "training.json"
+_EXPECTED_FINALISTS = 8
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,7 @@ def sweep(
     sources = sources_of(config, splits, original, reference)
     state = _Run(splits, Path(output), depends_on, sources, search, board, on_event)
     with state.opened(fresh) as store:
+        on_event(StepStarted(f"scoring {name} on validation data"))
         outcome = state.run_phase(PipelineJob(source, state.root), "evaluate", (), state.root / "baseline")
         shown = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": name}
         score = ScoreSummary(**outcome["score"])
@@ -231,7 +233,7 @@ class _Run:
 
     def run_phase(self, job: PipelineJob, phase: Phase, arguments: tuple[Any, ...], folder: Path) -> Mapping[str, Any]:
         """Run a phase that is not a candidate's, while nothing is measured on this machine."""
-        with build_lock():
+        with build_lock(lambda holder: self._notify(f"waiting: {holder}")):
             return run_phase(job, job.config, phase, arguments, folder)
 
     def train(self, source: ModelAndData) -> tuple[ModelAndData, ScoreSummary]:
@@ -241,7 +243,7 @@ class _Run:
         stored = _read_training(folder, key)
         if stored is None:
             name = type(source.build()).__name__
-            self._notify(f"training {name} on {self.splits.name}: {config.epochs} epochs")
+            self.on_event(StepStarted(f"training {name} on {self.splits.name}: {config.epochs} epochs"))
             outcome = self.run_phase(PipelineJob(source, folder), "train", (folder.absolute(),), folder)
             # Written last: with this file, everything is there.
             stored = {"key": key, "score": outcome["score"], "epochs": config.epochs}
@@ -275,25 +277,31 @@ class _Run:
         baseline = Baseline(score, profiled.totals.macs, profiled.totals.params)
         unscreened = PipelineJob(source, cache.resolve(), baseline)
         store.save_metadata("stage", "screening")
-        space, job = choose_space(unscreened, self.root, self._notify)
+        space, job = choose_space(unscreened, self.root, self.on_event)
         result = self._swept(store, space, job, profiled.name)
         self._check_unchanged(source, model)
+        self.on_event(StepStarted("scoring on test data, writing the model and the report", REPORT_S))
         result = self._tested(result, job, store)
         sensitivity = None
         if config.sensitivity:
+            self.on_event(StepStarted("sensitivity: changing each layer alone"))
             probed = self.run_phase(unscreened, "probe", (), self.root / "baseline")
             sensitivity = from_plain(Sensitivity, probed)
+        exported = export_best(result, job, store, self.splits, self.root)
         summary, files = write_artifacts(
             self.root, config, self.splits, profiled, result, space, command, shown, sensitivity
         )
-        files += export_best(result, job, store, self.splits, self.root)
-        return RunResult(self.root, result, summary, tuple(files))
+        return RunResult(self.root, result, summary, (*files, *exported))
 
     def _swept(self, store: Store, space: Space, job: PipelineJob, name: str) -> SweepResult:
         """Build, measure and compare the candidates of the space."""
         config, board = job.config, self.board
         assert job.baseline is not None
-        options = replace(self.options, name=name, metric=job.baseline.score.metric, preload=preload(config))
+        # In the finals are most candidates of a small space, and the steps between the baseline and the winner.
+        after_s = finals_seconds(config, min(space.size, _EXPECTED_FINALISTS) + 1) + REPORT_S
+        options = replace(
+            self.options, name=name, metric=job.baseline.score.metric, preload=preload(config), after_s=after_s
+        )
         # On a board the baseline is the same model in the runtime there.
         eager = EAGER if board is None else replace(EAGER, runtime=config.runtimes[0])
         return Sweep(job, space, store, self.root, options, self.on_event).run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
@@ -86,7 +86,7 @@ def build_summary(
             **hardware,
             "best": None if best is None else _simulated(best, config),
         },
-        "target": None if config.target is None else on_target(profile, config),
+        "target": _on_target(profile),
         "notes": [
             f"{result.metric} is on validation, by which the winner is chosen; test_{result.metric} is on the test "
             "part",
@@ -106,7 +106,7 @@ def hardware_summary(layerwise: pd.DataFrame, config: RunConfig, result: SweepRe
     metrics = result.baseline.metrics
     if metrics is None:
         return {}
-    with torch_threads(config.used_threads), measurement_lock(lambda: None):
+    with torch_threads(config.used_threads), measurement_lock():
         # The memory bandwidth of this machine says nothing about a board.
         machine_gbps = None if metrics.machine else memory_bandwidth() / 1e9
     return summarize_hardware(
@@ -138,7 +138,7 @@ def _memory_budget(result: SweepResult, budget_mb: float) -> dict[str, Any]:
     ran = [(trial, trial.metrics) for trial in result.trials if trial.metrics is not None]
     fitting = [trial for trial, metrics in ran if not violations(metrics, [budget])]
     accepted = [trial for trial in fitting if trial.is_accepted]
-    best, why = None, "nothing fits that also keeps the constraints"
+    best, why = None, "no candidate fits that also satisfies the constraints"
     if accepted:
         best, why = recommend(accepted, result.finals)
     return {
@@ -241,10 +241,19 @@ def check_target(config: RunConfig) -> None:
         raise InvalidInput(f"{name} is {asked[name]!r}, and there is no target; set target, or leave {name} out")
 
 
-def on_target(profile: ModelProfile, config: RunConfig) -> dict[str, Any]:
-    """Return what the baseline would take on the target, as `eo.profile(target=)` says it, with what it rests on."""
-    target = resolve_target(config.target or "", runtime=config.target_runtime, threads=config.target_threads)
-    [prediction] = predictions(profile, [target], "fp32", config.target_threads)
+def with_target(profile: ModelProfile, config: RunConfig) -> ModelProfile:
+    """Return the profile with its prediction for the target of a run, as `eo.profile(target=)` predicts it."""
+    if config.target is None:
+        return profile
+    target = resolve_target(config.target, runtime=config.target_runtime, threads=config.target_threads)
+    return replace(profile, predictions=tuple(predictions(profile, [target], "fp32", config.target_threads)))
+
+
+def _on_target(profile: ModelProfile) -> dict[str, Any] | None:
+    """Return what the baseline would take on the target, with the basis of the prediction; None without a target."""
+    prediction = profile.prediction
+    if prediction is None:
+        return None
 
     def milliseconds(seconds: float | None) -> float | None:
         return None if seconds is None else seconds * 1e3

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, to_plain
+from edge_opt._support.progress import report_progress
 from edge_opt.compress import Runner, open_runner
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError, MeasurementFailed, UnreadableProfile
@@ -42,6 +43,7 @@ from edge_opt.runtimes.protocol import measure_runners
 from edge_opt.runtimes.registry import find_runtime, unsupported_pairs
 from edge_opt.search.locks import build_lock, measurement_lock
 from edge_opt.search.space import Exclusion, Pair, Space
+from edge_opt.search.sweep_progress import Listener, Notice, StepStarted
 from edge_opt.tasks.batches import example_inputs
 from edge_opt.trace.inputs import CallArguments
 
@@ -115,7 +117,7 @@ class Screening:
         reasons = Counter(level.verdict for level in self.levels if level.verdict != TRAINED)
         skipped = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         chosen = self.chosen
-        trained = "none" if chosen is None else f"{chosen.share:.0%}"
+        trained = "none" if chosen is None else f"{100 * chosen.share:.0f} %"
         widths = "" if chosen is None or chosen.round_to == "auto" else f" (widths in {chosen.round_to}s)"
         slow = ", ".join(f"{item.precision} in {item.runtime}" for item in self.left_out)
         return (
@@ -145,7 +147,7 @@ class ScreeningJob:
         return cast("Mapping[str, Any]", to_plain(screening))
 
 
-def choose_space(job: PipelineJob, root: Path, tell: Callable[[str], None]) -> tuple[Space, PipelineJob]:
+def choose_space(job: PipelineJob, root: Path, on_event: Listener) -> tuple[Space, PipelineJob]:
     """Return the candidates of a configuration and the job that makes them; with `auto`, those worth trying.
 
     The decision is stored in the folder and not taken again.
@@ -162,13 +164,14 @@ def choose_space(job: PipelineJob, root: Path, tell: Callable[[str], None]) -> t
     key = f"{job.cache.name} {pairs}"
     screening = _stored(root / FILE, key)
     if screening is None:
+        on_event(StepStarted("screening: choosing the pruning ratio to train"))
         try:
             plain = run_phase(ScreeningJob(job, pairs), config, "screen", (), root / "baseline")
         except MeasurementFailed as error:
             raise MeasurementFailed(f"screening {error}; name pruning_levels to skip it") from error
         write_whole(root / FILE, json.dumps({"key": key, **plain}, indent=1))
         screening = from_plain(Screening, plain)
-    tell(str(screening))
+    on_event(Notice(str(screening)))
     slow: dict[Pair, str] = {(item.precision, item.runtime): item.reason for item in screening.left_out}
     levels = [0.0] if screening.chosen is None else [0.0, screening.chosen.share]
     space = Space(levels, config.precisions, runtimes, config.layer_pruning, {**unsupported_pairs(), **slow})
@@ -198,7 +201,7 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
         return sign * task.score(model, part, resamples=0).value
 
     few = _first(splits.validation, SCREENED)
-    with build_lock():
+    with build_lock(folder=job.root):
         whole, of_few = score(parent), score(parent, few)
     times = _times(job, splits, {UNPRUNED: parent}, pairs)
     left_out = slower_pairs({pair: seconds for (_, pair), seconds in times.items()}, pairs)
@@ -207,7 +210,7 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
     scale = 1.0 if task.metric.name in SHARES else abs(whole)
     max_drop = (MAX_RECOVERABLE_DROP if epochs else UNTRAINED) * scale
     try:
-        with build_lock():
+        with build_lock(folder=job.root):
             with pruning_context():
                 plan = make_plan(
                     parent,
@@ -229,7 +232,7 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
 
     def accuracy_gap(place: Place) -> float:
         trained = with_training(job, place[1], epochs)
-        with build_lock():
+        with build_lock(folder=job.root):
             variant = variant_of(trained.source, splits, Candidate(place[0], "fp32", "torch"), job.cache)
             return (whole - score(variant.model)) / (MAX_TRAINED_DROP * scale)
 
@@ -274,6 +277,7 @@ def _largest_recoverable(
         models: dict[float, nn.Module] = {}
 
         def keeps(share: float, round_to: RoundTo = round_to, models: dict[float, nn.Module] = models) -> bool:
+            report_progress(f"pruning ratio {100 * share:.0f} %")
             models[share] = plan.build_ratio(share, round_to).eval()
             scores[share, round_to] = score(models[share])
             return scores[share, round_to] >= least
@@ -322,8 +326,8 @@ def choose_ratio(
         return None
     share, round_to = order[0]
     most = share / math.sqrt(max(accuracy_gap(order[0]), 1.0))
-    gentle = [each for each in distinct[round_to] if each <= most] or distinct[round_to][:1]
-    return gentle[-1], round_to
+    recoverable = [each for each in distinct[round_to] if each <= most] or distinct[round_to][:1]
+    return recoverable[-1], round_to
 
 
 def _verdict(
@@ -400,7 +404,7 @@ def _times(
         tensors = [value for value in tree_leaves((call.args, call.kwargs)) if isinstance(value, torch.Tensor)]
         inputs = sized([tuple(tensors)], job.config.deploy_batch)
         opened = {key: runner for key, (_, runner) in runners.items()}
-        with measurement_lock(lambda: None):
+        with measurement_lock(folder=job.root):
             latencies = measure_runners(opened, *inputs, min_time_s=_WINDOW_S, max_time_s=2 * _WINDOW_S)
     # One thread computes as long as its CPU time; what else runs here is not in that.
     is_alone = job.config.used_threads == 1

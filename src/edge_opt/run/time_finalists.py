@@ -31,8 +31,8 @@ from edge_opt.search.choose import factor, is_parent, not_worse, ranked_frontier
 from edge_opt.search.isolation import Isolation, Limits, Outcome, pickle_job
 from edge_opt.search.locks import measurement_lock
 from edge_opt.search.store import Store
-from edge_opt.search.sweep import WAITING_TO_MEASURE, candidate_folder
-from edge_opt.search.sweep_progress import Listener, Notice
+from edge_opt.search.sweep import candidate_folder
+from edge_opt.search.sweep_progress import Listener, Notice, StepStarted
 
 # So many of the accepted candidates that may win are finalists, and of those on the frontier; the baseline and the
 # steps between it and the winner come on top.
@@ -51,6 +51,11 @@ _PROCESSES = 4
 _MORE_PROCESSES = 3
 _WORTH_A_PROCESS_S = 0.1
 _FACT = "finals"
+# Expected durations, for the time left: the start of a process, measuring a variant as a multiple of its least time,
+# and what comes after the finals: scores on test data, the files and the page.
+_START_S = 2.0
+_PER_VARIANT = 3.0
+REPORT_S = 8.0
 # Runtimes that the script on the board knows.
 BOARD_RUNTIMES = ("onnxruntime", "litert")
 
@@ -205,7 +210,7 @@ class FinalistsJob:
                     runner(*call)
                     runners[candidate.key] = runner
                 except Exception as error:  # a candidate that only explains the winner must not cost the comparison
-                    lost.append(f"{candidate.label} could not be timed: {first_line(error)}")
+                    lost.append(f"{candidate.title} could not be timed: {first_line(error)}")
             seconds = _time_per_process(config)
             latencies = measure_runners(runners, *call, min_time_s=seconds, max_time_s=2 * seconds, rehearses=True)
         return asdict(session_of(latencies, lost))
@@ -261,8 +266,14 @@ class FinalistTimer:
         """Return what several processes measured, one after the other."""
         job, sessions, config = pickle_job(FinalistsJob(self.job)), list[Session](), self.job.config
         wanted, folder = _processes(config), self.folder.absolute() / "candidates"
+        begun = time.monotonic()
         while by_speed(sessions)[1] < wanted and len(sessions) < wanted + _MORE_PROCESSES:
-            with measurement_lock(lambda: self.on_event(Notice(WAITING_TO_MEASURE))):
+            done, spent_s = len(sessions), time.monotonic() - begun
+            round_s = spent_s / done if done else finals_seconds(config, len(entries)) / wanted
+            # A disturbed round is repeated, so that there may be more.
+            text = f"finals: {len(entries)} variants interleaved, round {done + 1} of {max(wanted, done + 1)}"
+            self.on_event(StepStarted(text, round_s * max(1, wanted - done) + REPORT_S))
+            with measurement_lock(lambda holder: self.on_event(Notice(f"waiting to measure: {holder}"))):
                 if sessions and sessions[-1].is_contended:
                     wait_for_quiet(QUIET_WITHIN * _time_per_process(config))
                 limits = Limits(config.memory_limit_bytes)
@@ -285,7 +296,7 @@ class FinalistTimer:
         except (InvalidInput, BoardUnavailable, TimeoutError, ChildProcessError) as error:
             self.on_event(Notice(f"finalists could not be compared: {error}"))
             return []
-        lost = [f"{candidate.label} was not built, and is not timed" for candidate, folder, _ in entries if not folder]
+        lost = [f"{candidate.title} was not built, and is not timed" for candidate, folder, _ in entries if not folder]
         return [session_of({Path(item.file).stem: item.latency for item in timed.timings}, lost)]
 
     def _entry(self, root: Path, store: Store, candidate: Candidate) -> Entry:
@@ -315,6 +326,11 @@ def _stored(store: Store, marks: Mapping[str, str]) -> Finals | None:
 def _processes(config: RunConfig) -> int:
     """Return how many processes should see a quiet machine."""
     return max(1, min(_PROCESSES, round(config.min_time_s / _WORTH_A_PROCESS_S)))
+
+
+def finals_seconds(config: RunConfig, variants: int) -> float:
+    """Return how long the finals of so many variants are expected to take."""
+    return _processes(config) * (_START_S + variants * _PER_VARIANT * _time_per_process(config))
 
 
 def _time_per_process(config: RunConfig) -> float:

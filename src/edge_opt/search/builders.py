@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,6 @@ _POLL_S = 0.2
 CONNECT_WITHIN_S = 30.0
 # The topic of Dask under which workers send notices for the user.
 _TOPIC = "edge-opt"
-WAITING = "waiting to build: another sweep measures on this machine"
 Files = dict[str, bytes]
 
 
@@ -133,9 +133,14 @@ class LocalBuilders:
                         candidate, isolation = waiting.pop(), idle.pop()
                         begin(candidate)
                         recreate_folder(self.folder_of(candidate))
-                        on_wait = partial(calls.put, partial(self.tell, Notice(WAITING)))
+
+                        def on_wait(holder: str) -> None:
+                            calls.put(partial(self.tell, Notice(f"waiting to build: {holder}")))
+
                         on_retry = partial(calls.put, partial(begin, candidate))
-                        future = pool.submit(self._build, candidate, isolation, on_wait, on_retry, stopped.is_set)
+                        # A copy of the context, so that the thread reports to the display of the sweep.
+                        build = partial(self._build, candidate, isolation, on_wait, on_retry, stopped.is_set)
+                        future = pool.submit(copy_context().run, build)
                         running[future] = candidate, isolation
                     finished = wait(running, _POLL_S, FIRST_COMPLETED).done
                     while not calls.empty():
@@ -156,7 +161,7 @@ class LocalBuilders:
         self,
         candidate: Candidate,
         isolation: Isolation,
-        on_wait: Callable[[], None],
+        on_wait: Callable[[str], None],
         on_retry: Callable[[], None],
         is_stopped: Callable[[], bool],
     ) -> Outcome:
@@ -302,7 +307,7 @@ def _build_on_worker(spec: JobSpec, candidate: Candidate) -> tuple[Outcome, File
     worker = get_worker()
     with (
         tempfile.TemporaryDirectory(prefix="build-", dir=worker.local_directory) as name,
-        build_lock(lambda: worker.log_event(_TOPIC, WAITING)),
+        build_lock(lambda holder: worker.log_event(_TOPIC, f"waiting to build: {holder}")),
     ):
         folder = Path(name)
         outcome = spec.run(_worker_state.isolation, "build", (candidate, folder), folder)

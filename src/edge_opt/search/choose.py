@@ -11,11 +11,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt import units
 from edge_opt.budgets import trial_metrics
 from edge_opt.measuring.statistics import paired_ratio
 from edge_opt.records.sweeps import (
     FASTER_THAN_UNPRUNED,
+    SHARES,
     TRIAL_COLUMNS,
     Candidate,
     Finalist,
@@ -62,7 +62,7 @@ def trial_frontier(trials: Sequence[Trial], objectives: Sequence[str], *, use_ci
 
 
 def frontiers(trials: Sequence[Trial], *, use_ci: bool = False) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the frontiers of accuracy against each cost, and of everything that is known at all, by their objectives.
+    """Return the frontiers of accuracy vs each cost, and of everything that is known at all, by their objectives.
 
     Names are the objectives with commas between: "accuracy,latency_ms", ..., "accuracy,latency_ms,energy_j,...". Where
     the time of the deployed batch is known, it replaces that of other batches.
@@ -105,14 +105,14 @@ def recommend(trials: Sequence[Trial], finals: Finals | None = None) -> tuple[st
     if accepted:
         return _best(accepted, finals)
     if not trials:
-        return None, "nothing was tried"
+        return None, "no candidate was tried"
     if not ran:
         first = trials[0]
         everyone = "the only candidate" if len(trials) == 1 else f"all {len(trials)} candidates"
-        return None, f"nothing ran: {everyone} failed, {first.candidate.label} because {first.reason}"
+        return None, f"{everyone} failed, {first.candidate.title} because {first.reason}"
     closest, _ = min(ran, key=lambda pair: _distance(pair[0].violations))
     beyond = ", ".join(map(_beyond, closest.violations))
-    return None, f"nothing satisfies the constraints; closest is {closest.candidate.label}, {beyond}"
+    return None, f"no candidate satisfies the constraints; closest is {closest.candidate.title}, {beyond}"
 
 
 Ran = tuple[Trial, TrialMetrics]
@@ -135,25 +135,17 @@ def _best(accepted: Sequence[Ran], finals: Finals | None) -> tuple[str, str]:
     timed = [pair for pair in near if finals is not None and finals.of(pair[0].candidate) is not None] or near
     chosen, metrics = _cheapest(timed, finals)
     fastest, _ = min(timed, key=lambda pair: pair[1].ranked_latency_s)
-    latency = units.per_call(metrics.ranked_latency_s, metrics.ranked_batch)
+    winner = chosen.candidate.title
     if len(accepted) == 1:
-        figures = f"{latency}, {metrics.metric} {metrics.accuracy:.4f}"
-        return chosen.candidate.key, f"{chosen.candidate.label}: the only accepted candidate ({figures})"
-    is_tied = fastest is not chosen
-    what = f"as fast as any ({latency}), and the smallest of those," if is_tied else f"the fastest ({latency})"
-    # A higher error is also worse.
-    worse = "less accurate" if metrics.metric == "accuracy" else f"worse in {metrics.metric}"
-    group = f"{len(near)} of {len(accepted)} accepted candidates that are not shown to be {worse} than the best"
-    if chosen is top:
-        low, high = metrics.accuracy_low, metrics.accuracy_high
-        why = f"its own {metrics.metric} is the best, {metrics.accuracy:.4f} ({low:.4f} to {high:.4f})"
-    else:
-        why = _surety(metrics, best)
-    return chosen.candidate.key, f"{chosen.candidate.label}: {what} among {group}; {why}"
+        return chosen.candidate.key, f"{winner} is the only accepted candidate"
+    what = "fastest" if fastest is chosen else "smallest of the equally fast"
+    clear = f" without a significant {metrics.metric} loss" if len(near) < len(accepted) else ""
+    gap = f"its {metrics.metric} is the best" if chosen is top else _gap(metrics, best)
+    return chosen.candidate.key, f"{winner} is the {what} of {len(near)} accepted candidates{clear}; {gap}"
 
 
 def _cheapest(near: Sequence[Ran], finals: Finals | None) -> Ran:
-    """Return the fastest; where others were timed with it and are not shown to be slower, the smallest of them."""
+    """Return the fastest; where others were timed with it and are not significantly slower, the smallest of them."""
     fastest = min(near, key=lambda pair: (pair[1].ranked_latency_s, pair[1].size_bytes))
     first = None if finals is None else finals.of(fastest[0].candidate)
     if finals is None or first is None:
@@ -166,15 +158,12 @@ def _cheapest(near: Sequence[Ran], finals: Finals | None) -> Ran:
     return min(tied, key=lambda pair: (pair[1].size_bytes, pair[1].ranked_latency_s))
 
 
-def _surety(metrics: TrialMetrics, best: TrialMetrics) -> str:
-    """Return how sure it is that a candidate is not worse than the best."""
+def _gap(metrics: TrialMetrics, best: TrialMetrics) -> str:
+    """Return the difference between a score and the best one, with its interval; shares in points."""
     gap = difference(metrics, best)
-    on = f" on {gap.samples} samples" if gap.samples else ""
-    return (
-        f"its {metrics.metric} is {metrics.accuracy:.4f}, the best is {best.accuracy:.4f}: a difference of "
-        f"{gap.value:+.4f}, in truth between {gap.low:+.4f} and {gap.high:+.4f} "
-        f"(95 %, {gap.method} interval{on})"
-    )
+    scale, unit = (100, " points") if metrics.metric in SHARES else (1, "")
+    value, low, high = (f"{scale * it:+.2g}" for it in (gap.value, gap.low, gap.high))
+    return f"{metrics.metric} difference from the best not significant: {value}{unit} (95 % CI {low} to {high})"
 
 
 def _distance(broken: Sequence[Violation]) -> float:
@@ -295,7 +284,7 @@ def _ranked_interval(metrics: TrialMetrics) -> tuple[float, float, float]:
 
 
 def factor(slow: Sequence[float], fast: Sequence[float]) -> SpeedupRatio:
-    """Return how many times as fast the one is; what is compared with itself is exactly as fast."""
+    """Return the speedup from the logarithms of times; of a variant over itself it is exactly 1."""
     if slow == fast:
         return SpeedupRatio(1.0, 1.0, 1.0)
     ratio, interval = paired_ratio(slow, fast)

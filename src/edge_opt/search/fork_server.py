@@ -22,13 +22,16 @@ import pickle
 import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from edge_opt._support.files import write_whole
 from edge_opt._support.json import to_plain
+from edge_opt._support.progress import progress_to
 from edge_opt.records.sweeps import TrialMetrics
 
 _PR_SET_PDEATHSIG = 1
@@ -138,7 +141,8 @@ def _run_child(request: tuple[str, str, bytes], parent: int) -> NoReturn:
         # A killed child flushes nothing. Line buffering keeps its last messages in the log.
         cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)
         faulthandler.enable(2)
-        Path(result).write_text(json.dumps(_outcome(payload)), encoding="utf-8")
+        with progress_to(_ProgressFile(Path(result).with_name(PROGRESS_FILE))):
+            Path(result).write_text(json.dumps(_outcome(payload)), encoding="utf-8")
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -168,8 +172,26 @@ def _outcome(payload: bytes) -> dict[str, Any]:
         return {"raised": text, "is_memory": isinstance(error, MemoryError) or "t allocate memory" in text}
 
 
-# A phase may write what it does just now into this file of its folder; the sweep shows it.
+# A child writes what `report_progress` says into this file of its folder; the sweep shows it.
 PROGRESS_FILE = ".progress"
+_WRITE_EVERY_S = 0.5
+
+
+class _ProgressFile:
+    """A display that writes steps to a file, not more often than somebody would read it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._written_at = path, -_WRITE_EVERY_S
+
+    def __call__(self, step: str, share: float | None) -> None:
+        now = time.monotonic()
+        if now - self._written_at >= _WRITE_EVERY_S:
+            self._written_at = now
+            # Progress that cannot be written must not cost the result.
+            with contextlib.suppress(OSError):
+                write_whole(self._path, json.dumps([step, share]))
+
+
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 

@@ -225,10 +225,13 @@ class Isolation:
         result.unlink(missing_ok=True)
         log = folder / f"{phase}.log"
         log.unlink(missing_ok=True)
+        progress = folder / PROGRESS_FILE
+        progress.unlink(missing_ok=True)
         begun = time.monotonic()
         request = pickle.dumps((str(result), str(log), pickle.dumps((job, phase, arguments))))
-        outcome = self._watch(request, phase, limits, folder / PROGRESS_FILE) or _read_result(result, phase)
-        result.unlink(missing_ok=True)
+        outcome = self._watch(request, phase, limits, progress) or _read_result(result, phase)
+        for file in (result, progress):
+            file.unlink(missing_ok=True)
         if outcome.failure == "crashed":
             # A child that cannot even write its result looks like one that crashed.
             check_space(folder)
@@ -246,8 +249,8 @@ class Isolation:
             ending: Outcome | None = None
             poll_s = _POLL_EVERY_S.get(phase, _POLL_BUILDS_EVERY_S)
             while not select.select([server.replies], [], [], poll_s)[0]:
-                with contextlib.suppress(OSError):
-                    report_progress(progress.read_text(encoding="utf-8"))
+                with contextlib.suppress(OSError, ValueError):
+                    report_progress(*json.loads(progress.read_text(encoding="utf-8")))
                 if ending is None:
                     ending = _beyond(limits, phase, pid, time.monotonic() - begun)
                     if ending is not None:

@@ -15,6 +15,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -24,6 +25,8 @@ LOCK_NAME = "sweep.lock"
 # `owner` holds the lock for an instant when it looks; a run that starts just then tries again.
 _TRIES = 5
 _PAUSE_S = 0.1
+# The folder that this process works in, for others that wait for it.
+_working_in: Path | None = None
 
 
 class Owner(NamedTuple):
@@ -36,6 +39,7 @@ class Owner(NamedTuple):
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder; refuse a folder that another process works in, with its process id."""
+    global _working_in
     folder.mkdir(parents=True, exist_ok=True)
     # "a+", because "w" would erase the name of the owner before the lock is held.
     with (folder / LOCK_NAME).open("a+", encoding="utf-8") as file:
@@ -55,9 +59,11 @@ def folder_lock(folder: Path) -> Iterator[None]:
         file.truncate(0)
         json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
         file.flush()
+        earlier, _working_in = _working_in, folder.resolve()
         try:
             yield
         finally:
+            _working_in = earlier
             # Who it was is for people only: a disk that refuses even this must not hide the error that led here.
             with contextlib.suppress(OSError):
                 file.truncate(0)
@@ -82,36 +88,73 @@ def _read_owner(folder: Path) -> Owner | None:
         return None
 
 
+# Called before waiting, with who holds the lock.
+OnWait = Callable[[str], None]
+
+
 @contextlib.contextmanager
-def build_lock(on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Keep measurements of this user off this machine meanwhile. Builds may run side by side."""
+def build_lock(on_wait: OnWait = lambda _: None, folder: Path | None = None) -> Iterator[None]:
+    """Keep measurements of this user off this machine meanwhile. Builds may run side by side.
+
+    Others that wait are told `folder`, the folder of the sweep; that of `folder_lock` unless given.
+    """
     with _machine_file("gate") as gate, _machine_file("work") as work:
         # flock is unfair: as long as builds overlap, a measurement that waits for the work lock would never get it.
         # So a measurement takes the gate first, and new builds wait at the gate.
-        _lock(gate, fcntl.LOCK_SH, on_wait)
+        _lock(gate, fcntl.LOCK_SH, work, on_wait)
         fcntl.flock(work, fcntl.LOCK_SH)
         fcntl.flock(gate, fcntl.LOCK_UN)
-        yield
+        with _signed(work, "builds", folder):
+            yield
 
 
 @contextlib.contextmanager
-def measurement_lock(on_wait: Callable[[], None]) -> Iterator[None]:
-    """Keep builds of all sweeps of this user off this machine meanwhile."""
+def measurement_lock(on_wait: OnWait = lambda _: None, folder: Path | None = None) -> Iterator[None]:
+    """Keep builds of all sweeps of this user off this machine meanwhile; the arguments are those of `build_lock`."""
     with _machine_file("gate") as gate, _machine_file("work") as work:
-        has_waited = _lock(gate, fcntl.LOCK_EX, on_wait)
-        _lock(work, fcntl.LOCK_EX, (lambda: None) if has_waited else on_wait)
-        yield
+        has_waited = _lock(gate, fcntl.LOCK_EX, work, on_wait)
+        _lock(work, fcntl.LOCK_EX, work, (lambda _: None) if has_waited else on_wait)
+        with _signed(work, "measures", folder):
+            yield
 
 
-def _lock(file: TextIO, kind: int, on_wait: Callable[[], None]) -> bool:
+def _lock(file: TextIO, kind: int, work: TextIO, on_wait: OnWait) -> bool:
     """Take a lock; call `on_wait` before waiting for it, and return whether it was waited for."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        on_wait()
+        on_wait(_holder(work))
         fcntl.flock(file, kind)
         return True
     return False
+
+
+@contextlib.contextmanager
+def _signed(work: TextIO, what: str, folder: Path | None) -> Iterator[None]:
+    """Write into the lock file who holds it, for those who wait. Of several builds, the last one is named."""
+    signature = json.dumps([what, str(folder or _working_in or ""), os.getpid(), f"{datetime.now():%H:%M:%S}"])
+    # Who it is is for people only: a disk that is full must not stop the work.
+    with contextlib.suppress(OSError):
+        work.truncate(0)
+        work.write(signature)
+        work.flush()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            work.seek(0)
+            if work.read() == signature:
+                work.truncate(0)
+
+
+def _holder(work: TextIO) -> str:
+    """Return who holds the lock of this machine, its folder and since when."""
+    try:
+        work.seek(0)
+        what, folder, pid, since = json.loads(work.read())
+    except (OSError, ValueError):
+        return "another sweep works on this machine"
+    return f"the sweep in {folder or 'another folder'} (process {pid}) {what} on this machine since {since}"
 
 
 def _machine_file(name: str) -> TextIO:
@@ -119,7 +162,7 @@ def _machine_file(name: str) -> TextIO:
     # O_NOFOLLOW: in a shared temporary directory somebody could place a link to a file of ours.
     # O_CLOEXEC: a child that inherits the descriptor would keep the lock after its parent has ended.
     path = run_folder() / f"{name}.lock"
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "a")
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "a+")
 
 
 def run_folder() -> Path:

@@ -33,7 +33,6 @@ from edge_opt.search.sweep_progress import (
     TrialFinished,
 )
 
-WAITING_TO_MEASURE = "waiting to measure: another sweep works on this machine"
 # A space beyond this is a mistake, unless `trials` says how many of it to try.
 LARGEST_GRID = 10_000
 
@@ -62,6 +61,7 @@ class SweepOptions:
         retries: How often a phase runs again after its process crashed.
         retry_failed: Whether candidates that failed in an earlier run are tried again.
         preload: Modules (or `module:function`) that processes start with, to be faster; `?name` is optional.
+        after_s: Seconds that are expected after the last candidate, for the time left.
     """
 
     name: str = "sweep"
@@ -78,6 +78,7 @@ class SweepOptions:
     retries: int = 1
     retry_failed: bool = False
     preload: Sequence[str] = ()
+    after_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.retries < 0:
@@ -179,7 +180,9 @@ class Sweep:
                 store.save(baseline)
             self._known[reference.key] = self._judged(baseline)
         with Isolation(self._spec.preload) as isolation:
-            self._tell(SweepStarted(options.name, len(self._candidates), self._done, options.workers))
+            outside = None if reference in self._candidates else reference
+            total = len(self._candidates)
+            self._tell(SweepStarted(options.name, total, self._done, options.workers, outside, options.after_s))
             try:
                 measure = partial(self._measure_here, isolation) if measurer is None else measurer
                 # The baseline comes first and is built here: everything else is compared with it.
@@ -272,7 +275,7 @@ class Sweep:
         self, isolation: Isolation, candidate: Candidate, folder: Path, built: Mapping[str, Any]
     ) -> Outcome:
         count_again = partial(self._store.count_attempt, candidate)
-        with measurement_lock(lambda: self._tell(Notice(WAITING_TO_MEASURE))):
+        with measurement_lock(lambda holder: self._tell(Notice(f"waiting to measure: {holder}"))):
             return self._spec.run(isolation, "measure", (candidate, folder, built), folder, count_again)
 
     def _finish(self, candidate: Candidate, outcome: Outcome) -> None:

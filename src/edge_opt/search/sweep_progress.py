@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from edge_opt import units
 from edge_opt._support.json import to_plain
-from edge_opt._support.progress import console_width
+from edge_opt._support.progress import console_width, progress_to
 from edge_opt.budgets import parse_budget, trial_metrics, violations
 from edge_opt.errors import InvalidInput
-from edge_opt.records.sweeps import Candidate, SweepResult, SweepStatus, Trial
+from edge_opt.records.sweeps import Candidate, SweepResult, SweepStatus, Trial, score_text
 from edge_opt.search.choose import recommend, reject_slower_than_unpruned
 from edge_opt.search.isolation import Phase
 from edge_opt.search.locks import owner
@@ -29,13 +30,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class StepStarted:
+    """A step that is not a candidate's begins: training, screening, finals, the report.
+
+    `left_s` is how many seconds the run is expected to take from here to its end; None where that is not known.
+    """
+
+    text: str
+    left_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SweepStarted:
-    """The sweep begins; `known` candidates were finished by earlier runs."""
+    """The sweep begins; `known` candidates were finished by earlier runs.
+
+    `baseline` is the one that is measured although it is not of the space; `after_s` are the seconds that are expected
+    after the last candidate.
+    """
 
     name: str
     total: int
     known: tuple[Trial, ...]
     workers: int
+    baseline: Candidate | None = None
+    after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +96,9 @@ class SweepEnded:
     result: SweepResult
 
 
-Event = SweepStarted | PhaseStarted | PhaseEnded | TrialFinished | Notice | SweepEnded
+Event = StepStarted | SweepStarted | PhaseStarted | PhaseEnded | TrialFinished | Notice | SweepEnded
 Listener = Callable[[Event], None]
+_DOING = {"build": "building", "measure": "measuring"}
 
 
 @dataclass
@@ -93,6 +112,12 @@ class SweepProgress:
         running: Phases that are going on, by the candidate's key, and since when.
         built: Keys of candidates that are built and not yet measured.
         spent: Seconds of each phase that has ended in this run.
+        baseline: Key of a baseline that is not one of the candidates.
+        after_s: Seconds that are expected after the last candidate.
+        step: The step that goes on outside of candidates, and since when; None while candidates run.
+        detail: What the running step says of itself, such as its epoch, and the share of it that is done.
+        begun_s: When the first event came.
+        now_s: The moment that times refer to.
     """
 
     total: int = 0
@@ -101,11 +126,24 @@ class SweepProgress:
     running: dict[str, tuple[PhaseStarted, float]] = field(default_factory=dict)
     built: set[str] = field(default_factory=set)
     spent: dict[Phase, list[float]] = field(default_factory=lambda: {"build": [], "measure": []})
+    baseline: str | None = None
+    after_s: float = 0.0
+    step: tuple[StepStarted, float] | None = None
+    detail: tuple[str, float | None] = ("", None)
+    begun_s: float | None = None
+    now_s: float = 0.0
 
     def add(self, event: Event, now_s: float) -> None:
         """Add an event that came at a moment of the clock."""
-        if isinstance(event, SweepStarted):
+        self.begun_s, self.now_s = now_s if self.begun_s is None else self.begun_s, now_s
+        if not isinstance(event, Notice):
+            self.detail = "", None
+        if isinstance(event, StepStarted):
+            self.step = event, now_s
+        elif isinstance(event, SweepStarted):
             self.total, self.workers, self.trials = event.total, event.workers, list(event.known)
+            self.baseline = None if event.baseline is None else event.baseline.key
+            self.after_s, self.step = event.after_s, None
         elif isinstance(event, PhaseStarted):
             self.running[event.candidate.key] = event, now_s
         elif isinstance(event, PhaseEnded):
@@ -115,7 +153,8 @@ class SweepProgress:
             if event.phase == "build":
                 self.built.add(event.candidate.key)
         elif isinstance(event, TrialFinished):
-            self.trials.append(event.trial)
+            if event.trial.candidate.key != self.baseline:
+                self.trials.append(event.trial)
             self.built.discard(event.trial.candidate.key)
 
     @property
@@ -124,20 +163,55 @@ class SweepProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """By the mean duration of each phase so far; None before both are known. Builds go side by side."""
+        """Until the end of the run, with finals and report: by the mean duration of each phase of candidates so far.
+
+        None before both phases are known. Builds go side by side.
+        """
+        if self.step is not None:
+            started, since = self.step
+            return None if started.left_s is None else max(0.0, since + started.left_s - self.now_s)
         left = self.total - self.done
-        if left == 0:
-            return 0.0
-        if not all(self.spent.values()):
+        if not self.total or (left and not all(self.spent.values())):
             return None
-        build_s, measure_s = fmean(self.spent["build"]), fmean(self.spent["measure"])
-        return build_s * max(0, left - len(self.built)) / max(1, self.workers) + measure_s * left
+        build_s, measure_s = (fmean(self.spent[phase] or [0.0]) for phase in ("build", "measure"))
+        return build_s * max(0, left - len(self.built)) / max(1, self.workers) + measure_s * left + self.after_s
 
     @property
-    def best(self) -> Trial | None:
-        """The candidate that would be recommended now."""
-        key, _ = recommend(self.trials)
-        return next((trial for trial in self.trials if trial.candidate.key == key), None)
+    def share(self) -> float | None:
+        """The share of the run that is done; of the running step where nothing is known of the others."""
+        left = self.seconds_left
+        if left is None or self.begun_s is None:
+            return self.detail[1]
+        elapsed = self.now_s - self.begun_s
+        return elapsed / (elapsed + left) if elapsed + left > 0 else None
+
+    @property
+    def left(self) -> str:
+        """The time left in words: of the run, or of the running step where nothing more is known."""
+        share, left_s = self.detail[1], self.seconds_left
+        if left_s is not None or self.step is None or not share:
+            return time_left(left_s)
+        return f"{time_left((self.now_s - self.step[1]) * (1 - share) / share)} in this step"
+
+    @property
+    def now(self) -> str:
+        """What is running: the step, or the candidates in their phases; with what it says of itself."""
+        names = [f"{_DOING[event.phase]} {self._name(event.candidate)}" for event, _ in self.running.values()]
+        step = self.step[0].text if self.step is not None else ", ".join(names)
+        return ": ".join(filter(None, [step, self.detail[0]]))
+
+    def _name(self, candidate: Candidate) -> str:
+        """Return a candidate with its number; the baseline outside of the space has none."""
+        if candidate.key == self.baseline:
+            return f"the baseline ({candidate.title})"
+        number = self.done + 1 if len(self.running) == 1 else 0
+        return f"candidate {number} of {self.total} ({candidate.title})" if number else candidate.title
+
+    @property
+    def running_for(self) -> str:
+        """How long what is running has been going on."""
+        since = [self.step[1]] if self.step is not None else [begun for _, begun in self.running.values()]
+        return f"{self.now_s - min(since, default=self.begun_s or 0.0):.0f} s so far"
 
 
 def status(folder: str | Path) -> SweepStatus:
@@ -180,6 +254,12 @@ def status(folder: str | Path) -> SweepStatus:
 
 View = Literal["auto", "live", "plain", "json", "none"]
 Clock = Callable[[], float]
+_LOG_WIDTH = 1000
+# A log is never silent for longer than this.
+_SILENT_S = 15.0
+_TICK_S = 1.0
+# Drawing takes a few milliseconds of CPU time, so it is rare in steps that report no details, as measurements.
+_DRAW_BESIDE_MEASUREMENT_S = 5.0
 
 
 @contextmanager
@@ -187,24 +267,67 @@ def progress(view: View = "auto", stream: TextIO | None = None, clock: Clock = t
     """Return a listener for `run_sweep` that shows what happens; "auto" is live on a terminal and plain elsewhere."""
     out = sys.stderr if stream is None else stream
     chosen = ("live" if out.isatty() else "plain") if view == "auto" else view
-    if chosen == "live":
-        with _live(out, clock) as listener:
+    if chosen in ("live", "plain"):
+        with _shown(out, clock, chosen == "live") as listener:
             yield listener
-    elif chosen == "plain":
-        sums = SweepProgress()
-
-        def listen(event: Event) -> None:
-            sums.add(event, clock())
-            for line in _lines(event, sums):
-                print(line, file=out, flush=True)
-
-        yield listen
     elif chosen == "json":
         yield lambda event: print(json.dumps(as_json(event)), file=out, flush=True)
     elif chosen == "none":
         yield lambda _: None
     else:
         raise InvalidInput(f"unknown view {view!r}; expected auto, live, plain, json or none")
+
+
+@contextmanager
+def _shown(out: TextIO, clock: Clock, is_live: bool) -> Iterator[Listener]:
+    """Print a line per step; below them, on a terminal, draw a bar with what is running and the time left.
+
+    A thread looks every second, because that of the sweep waits for processes and locks meanwhile.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    sums, lock, stopped = SweepProgress(begun_s=clock()), threading.Lock(), threading.Event()
+    console = Console(file=out, width=console_width() if is_live else _LOG_WIDTH)
+    # It is drawn by us: a display that refreshes itself would compute beside a measurement.
+    live = Live(console=console, auto_refresh=False, transient=True) if is_live else None
+    shown_s = clock()
+
+    def show(lines: Iterable[str], draws: bool) -> None:
+        nonlocal shown_s
+        for line in lines:
+            shown_s = clock()
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        if live is not None and draws:
+            shown_s = clock()
+            live.update(_picture(sums), refresh=True)
+
+    def listen(event: Event) -> None:
+        with lock:
+            sums.add(event, clock())
+            show(_lines(event, sums), True)
+
+    def report(step: str, share: float | None) -> None:
+        sums.detail = step, share
+
+    def look() -> None:
+        while not stopped.wait(_TICK_S):
+            with lock:
+                sums.now_s = clock()
+                silent_s = sums.now_s - shown_s
+                if is_live:
+                    show((), silent_s >= (0 if sums.detail[0] else _DRAW_BESIDE_MEASUREMENT_S))
+                elif silent_s >= _SILENT_S and sums.now:
+                    show([f"  {sums.now} ({'; '.join(filter(None, [sums.running_for, sums.left]))})"], False)
+
+    thread = threading.Thread(target=look, name="progress", daemon=True)
+    with progress_to(report), live or nullcontext():
+        thread.start()
+        try:
+            yield listen
+        finally:
+            stopped.set()
+            thread.join()
 
 
 def as_json(event: Event) -> dict[str, Any]:
@@ -228,12 +351,11 @@ def as_json(event: Event) -> dict[str, Any]:
 
 def status_text(trial: Trial) -> str:
     """Return the result of a candidate in a line."""
-    if trial.metrics is None:
-        return f"{trial.failure}: {trial.reason.replace('edge_opt.errors.', '')}"
-    latency = units.per_call(trial.metrics.ranked_latency_s, trial.metrics.ranked_batch)
-    broken = ", ".join(map(str, trial.violations))
-    verdict = f"rejected by {broken}" if broken else "accepted"
-    return f"{trial.metrics.metric} {trial.metrics.accuracy:.4f}, {latency}, {verdict}"
+    metrics = trial.metrics
+    if metrics is None:
+        return trial.verdict
+    score = f"{metrics.metric} {score_text(metrics.accuracy, metrics.metric)}"
+    return f"{score}, {units.per_call(metrics.ranked_latency_s, metrics.ranked_batch)}, {trial.verdict}"
 
 
 def time_left(seconds: float | None) -> str:
@@ -250,35 +372,18 @@ def time_left(seconds: float | None) -> str:
 
 
 def _lines(event: Event, sums: SweepProgress) -> Iterator[str]:
-    if isinstance(event, SweepStarted):
+    left = f"; {sums.left}" if sums.left else ""
+    if isinstance(event, StepStarted):
+        yield event.text + left
+    elif isinstance(event, SweepStarted):
         before = f", {len(event.known)} of them finished before" if event.known else ""
         yield f"{event.name}: {event.total} candidates{before}"
     elif isinstance(event, TrialFinished):
-        left = time_left(sums.seconds_left) if event.done < event.total else ""
-        line = f"[{event.done}/{event.total}] {event.trial.candidate.label}: {status_text(event.trial)}"
-        yield f"{line}; {left}" if left else line
+        candidate = event.trial.candidate
+        number = "baseline" if candidate.key == sums.baseline else f"candidate {event.done} of {event.total}"
+        yield f"{number}, {candidate.title}: {status_text(event.trial)}{left}"
     elif isinstance(event, Notice):
         yield event.text
-
-
-@contextmanager
-def _live(out: TextIO, clock: Clock) -> Iterator[Listener]:
-    from rich.console import Console
-    from rich.live import Live
-
-    sums = SweepProgress()
-    console = Console(file=out, width=console_width())
-    # Drawn at events only: a screen that refreshes itself would work beside a measurement.
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-
-        def listen(event: Event) -> None:
-            sums.add(event, clock())
-            if isinstance(event, TrialFinished | Notice):
-                for line in _lines(event, sums):
-                    console.print(line, highlight=False, markup=False)
-            live.update(_picture(sums), refresh=True)
-
-        yield listen
 
 
 def _picture(sums: SweepProgress) -> RenderableType:
@@ -286,14 +391,12 @@ def _picture(sums: SweepProgress) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    accepted = sum(trial.is_accepted for trial in sums.trials)
     failed = sum(trial.status == "failed" for trial in sums.trials)
-    counts = f"{sums.done} of {sums.total} done, {accepted} accepted, {failed} failed"
-    running = ", ".join(f"{event.phase} {event.candidate.label}" for event, _ in sums.running.values())
-    best = sums.best
+    counts = f"{sums.done} of {sums.total} candidates done, {failed} failed" if sums.total else ""
+    bar = ProgressBar(total=1.0, completed=sums.share or 0.0, width=30)
+    head = Table.grid(padding=(0, 2))
+    head.add_row(bar, Text("; ".join(filter(None, [sums.left, counts]))))
     picture = Table.grid()
-    picture.add_row(ProgressBar(total=max(1, sums.total), completed=sums.done, width=60))
-    picture.add_row(Text("; ".join(filter(None, [counts, time_left(sums.seconds_left)]))))
-    picture.add_row(Text(f"running: {running or 'nothing'}"))
-    picture.add_row(Text(f"best so far: {'none' if best is None else f'{best.candidate.label}, {status_text(best)}'}"))
+    picture.add_row(head)
+    picture.add_row(Text(sums.now or "preparing", no_wrap=True, overflow="ellipsis"))
     return picture

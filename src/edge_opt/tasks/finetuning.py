@@ -192,7 +192,9 @@ def _epoch(
             if callable(progress):
                 progress(epoch, steps, total / steps)
             elif progress:
-                report_progress(f"fine-tuning: epoch {epoch}/{schedule.epochs}, step {steps}, loss {total / steps:.4f}")
+                known = schedule.steps_per_epoch
+                share = None if known is None else (epoch - 1 + steps / max(known, steps)) / schedule.epochs
+                report_progress(f"epoch {epoch} of {schedule.epochs}, loss {total / steps:.4f}", share)
     return total / steps, steps
 
 

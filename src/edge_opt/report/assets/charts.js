@@ -1,5 +1,5 @@
 "use strict";
-// Charts of one model: bars by layer, memory over the tape, prediction against measurement, sensitivity.
+// Charts of one model: bars by layer, memory over the tape, prediction vs measurement, sensitivity.
 
 function barFigure(bars) {
   return figure({
@@ -40,14 +40,14 @@ function barFigure(bars) {
 
 function memoryFigure(line) {
   return figure({
-    id: "memory-timeline", title: "Activations alive, operator by operator", provenance: "estimated",
+    id: "memory-timeline", title: "Activations in memory, by operator", provenance: "estimated",
     draw() {
       const [divisor, unit] = axisScale(line.peak_bytes, "bytes");
       const at = line.steps.indexOf(line.peak_step);
       const ends = [line.steps[0], line.steps.at(-1)];
       const where = line.peak_module || "the model's own forward";
       const text = line.steps.map((step, place) =>
-        `<b>${chartText(line.modules[place] || "the model's own forward", 80)}</b><br>operator ${step}: ${chartText(line.operators[place])}<br>${size(line.live_bytes[place])} alive`);
+        `<b>${chartText(line.modules[place] || "the model's own forward", 80)}</b><br>operator ${step}: ${chartText(line.operators[place])}<br>${size(line.live_bytes[place])} in memory`);
       return {
         data: [
           { type: "scatter", mode: "lines", name: "activations", x: line.steps, y: line.live_bytes.map((value) => value / divisor), text,
@@ -65,7 +65,7 @@ function memoryFigure(line) {
               line: { shape: "hv", width: 1, color: color(tone) }, hovertemplate: `%{y:.4g} ${unit} ${what} by CUDA's caching allocator (simulated)<extra></extra>` })),
         ],
         layout: { height: 380, xaxis: { title: { text: "operator" }, showgrid: false }, yaxis: { title: { text: unit }, rangemode: "tozero", autorangeoptions: { include: (1.15 * line.peak_bytes) / divisor } } },
-        caption: `The peak of ${size(line.peak_bytes)} stands at ${short(where, 60)}, operator ${line.peak_step}. A runtime that drops each tensor after its last use could do with ${size(line.planner_bytes)}. Weights, buffers and inputs, ${size(line.resident_bytes)}, are apart. With them a GPU's caching allocator would hold ${size(Math.max(...line.cuda_allocated_bytes))} in blocks and ${size(Math.max(...line.cuda_reserved_bytes))} of the device (simulated; ${line.cuda_note}).${line.stride > 1 ? ` Each point is the highest of ${line.stride} operators.` : ""}`,
+        caption: `Peak: ${size(line.peak_bytes)} at ${short(where, 60)}, operator ${line.peak_step}. A runtime with a memory planner needs ${size(line.planner_bytes)}. Weights, buffers and inputs (${size(line.resident_bytes)}) are not included. CUDA curves are simulated (${line.cuda_note}).${line.stride > 1 ? ` Each point is the highest of ${line.stride} operators.` : ""}`,
         rows: { headers: ["Operator", "Name", "Module", "Alive", "CUDA allocated (simulated)", "CUDA reserved (simulated)"], kinds: ["number", "text", "text", "bytes", "bytes", "bytes"],
           rows: line.steps.slice(0, 2000).map((step, place) => [step, line.operators[place], line.modules[place], line.live_bytes[place], line.cuda_allocated_bytes[place], line.cuda_reserved_bytes[place]]) },
       };
@@ -75,7 +75,7 @@ function memoryFigure(line) {
 
 function agreementFigure(found, place) {
   return figure({
-    id: `agreement-${place}`, title: `Predicted for ${found.target} (${found.precision}, ${found.basis}) against measured here`, provenance: "predicted",
+    id: `agreement-${place}`, title: `Predicted for ${found.target} (${found.precision}, ${found.basis}) vs measured here`, provenance: "predicted",
     draw() {
       const all = [...found.layer_measured_s, ...found.layer_predicted_s].filter((value) => value > 0);
       const ends = all.length ? [Math.min(...all) / 1.5, Math.max(...all) * 1.5] : [1e-6, 1e-3];
@@ -91,7 +91,7 @@ function agreementFigure(found, place) {
             hovertemplate: "%{text}<extra></extra>" },
         ],
         layout: { height: 420, xaxis: { title: { text: "measured" }, ...timeAxis(ends) }, yaxis: { title: { text: "predicted" }, ...timeAxis(ends) } },
-        caption: `The whole model: predicted ${duration(found.predicted_s)}${found.low_s === null ? "" : ` (${duration(found.low_s)} to ${found.high_s === null ? "unknown" : duration(found.high_s)})`}, measured here ${duration(found.measured_s)}, a ratio of ${ratio(found.ratio)}. On the dotted line both are equal; a target that is another machine need not come near it.`,
+        caption: `The whole model: predicted ${duration(found.predicted_s)}${found.low_s === null ? "" : ` (${duration(found.low_s)} to ${found.high_s === null ? "unknown" : duration(found.high_s)})`}, measured here ${duration(found.measured_s)}, a ratio of ${ratio(found.ratio)}. On the dotted line both are equal; another machine than the target may be far from it.`,
         rows: { headers: ["Layer", "Measured", "Predicted", "Low", "High"], kinds: ["text", "time", "time", "time", "time"],
           rows: found.names.map((name, row) => [name, found.layer_measured_s[row], found.layer_predicted_s[row], found.layer_low_s[row], found.layer_high_s[row]]) },
       };

@@ -117,7 +117,7 @@ function wideAxis(values, text = plain) {
   const known = values.filter((value) => value > 0);
   const [low, high] = [Math.min(...known) / 1.25, Math.max(...known) * 1.25];
   const decades = Math.log10(high / low);
-  const steps = decades > (isNarrow() ? 1.6 : 3) ? [1] : isNarrow() && decades > 1 ? [1, 3] : [1, 2, 5];
+  const steps = decades > (isNarrow() ? 1.6 : 3) ? [1] : isNarrow() && decades > 1 ? [1, 3] : decades < 0.6 ? (isNarrow() ? [1, 2, 3, 5] : [1, 1.5, 2, 3, 4, 5, 7]) : [1, 2, 5];
   const ticks = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) ticks.push(...steps.map((step) => step * 10 ** power));
   return { type: "log", range: [Math.log10(low), Math.log10(high)], tickvals: ticks, ticktext: ticks.map(text) };

@@ -25,9 +25,9 @@ function layerTables(profile) {
   const notes = [...profile.notes];
   if (profile.unpriced.length) {
     const names = profile.unpriced.map((item) => `${item.op} ×${item.count} in ${item.module || "the model"}`);
-    notes.unshift(`Operators without a price, so that totals are lower bounds: ${names.slice(0, 12).join("; ")}${names.length > 12 ? "; …" : ""}.`);
+    notes.unshift(`Operators without a cost rule (totals are lower bounds): ${names.slice(0, 12).join("; ")}${names.length > 12 ? "; …" : ""}.`);
   }
-  return section("layers", "Layers", "Press a heading to sort by it, and once more to turn the order round. Cells are rounded; what is copied, and what a cell shows when pointed at, is exact.",
+  return section("layers", "Layers", "Click a heading to sort. Cells are rounded; copied values and tooltips are exact.",
     el("div", { class: "segments controls", role: "group", "aria-label": "View" }, first, second),
     el("div", {}, tree.node, list.node),
     notes.length ? el("ul", { class: "lead" }, notes.map((note) => el("li", {}, note))) : null);

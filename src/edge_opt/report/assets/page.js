@@ -5,14 +5,18 @@ const data = JSON.parse(document.getElementById("data").textContent);
 
 function hero() {
   const profile = data.profile;
-  const kind = profile
-    ? [`${profile.mode} mode`, profile.convention === "edge_opt" ? null : `counted as ${profile.convention} does`,
-      profile.coverage < 1 ? `${percent(profile.coverage)} of operators priced` : "every operator priced"].filter(Boolean).join(" · ")
-    : data.sweep ? "sweep" : "run";
+  const kind = data.sweep
+    ? `sweep of ${data.sweep.rows.length} candidates`
+    : profile ? [`${profile.mode} mode`, profile.convention === "edge_opt" ? null : `counted as ${profile.convention} does`,
+      profile.coverage < 1 ? `${percent(profile.coverage)} of operators have a cost rule` : "all operators counted"].filter(Boolean).join(" · ")
+    : "run";
   return el("header", { class: "hero" }, el("h1", {}, el("bdi", {}, data.title)), el("p", { class: "kind" }, kind));
 }
 
-const verdict = () => el("div", { class: "verdict", id: "verdict" }, data.verdict.map((text) => el("p", {}, text.replace(/(\d) ×/g, "$1\u00a0×"))));
+/** Text whose parts between backticks are code. */
+const worded = (text) => text.split("`").map((part, place) => (place % 2 ? el("code", {}, part) : part));
+
+const verdict = () => el("div", { class: "verdict", id: "verdict" }, data.verdict.map((text) => el("p", {}, worded(text.replace(/(\d) %/g, "$1\u00a0%")))));
 
 function cardNode(card) {
   const [, number, unit] = shown(card.value, card.format).match(/^(\S+?)\s*([^\d.\s].*)?$/) ?? [null, shown(card.value, card.format), ""];
@@ -21,35 +25,45 @@ function cardNode(card) {
     el("div", { class: "head" },
       el("div", { class: "figure", title: String(card.value) }, card.is_lower_bound ? "≥ " : null, number, unit ? el("small", {}, unit) : null),
       el("span", {}, badge(card.provenance), card.is_disturbed ? [" ", badge("disturbed")] : null)),
-    card.low === null ? null : el("div", { class: "between" }, between(card.low, card.high, card.format)),
+    card.low === null ? null : el("div", { class: "between" }, card.provenance === "predicted" ? "90 % interval " : "95 % CI ", between(card.low, card.high, card.format)),
     card.note ? el("div", { class: "note", title: card.note }, card.note) : null);
 }
 
-function summary() {
-  const cards = data.cards.map((card) => [card.group, cardNode(card)]);
-  const groups = [...new Set(cards.map(([group]) => group))].map((group) =>
-    el("div", {}, el("h3", { class: "group" }, group), el("ul", { class: "cards" }, cards.filter((card) => card[0] === group).map((card) => card[1]))));
-  const advice = data.advice.map(([title, text]) => el("li", {}, el("b", {}, title), el("span", {}, text)));
-  return section("summary", "Summary", null, verdict(), el("div", { class: "groups" }, groups),
-    advice.length ? el("ul", { class: "advice" }, advice) : null);
+function cardGroups(isShown) {
+  const cards = data.cards.filter(isShown);
+  const groups = [...new Set(cards.map((card) => card.group))];
+  return el("div", { class: "groups" }, groups.map((group) =>
+    el("div", {}, groups.length > 1 ? el("h3", { class: "group" }, group) : null, el("ul", { class: "cards" }, cards.filter((card) => card.group === group).map(cardNode)))));
 }
+
+function advice() {
+  const items = data.advice.map(([title, text]) => el("li", {}, el("b", {}, title), el("span", {}, text)));
+  return items.length ? el("ul", { class: "advice" }, items) : null;
+}
+
+const isDecisive = (card) => !data.sweep || card.group === "Winner";
+
+/** The answer and the figures it rests on; on the page of a sweep the model comes after the candidates. */
+const summary = () => section("summary", "Summary", null, verdict(), cardGroups(isDecisive), data.sweep ? null : advice());
+
+const modelSection = () => section("model", "Model", data.model, cardGroups((card) => !isDecisive(card)), advice());
 
 function profileSections(profile) {
   const bars = profile.bars.filter((item) => item.values.length);
   const hasTime = bars.some((item) => item.unit === "time");
-  const found = [layerTables(profile), section("costs", "Where it goes", "Layers by what they cost; of many layers the largest.",
+  const found = [layerTables(profile), section("costs", "Cost by layer", "In order of execution; of many layers the largest first.",
     el("div", { class: bars.length === 3 || bars.length > 4 ? "grid thirds" : "grid" }, bars.map(barFigure)),
-    hasTime ? null : hint("Time per layer was not measured here; this does:", "edge-opt profile MODEL --measure -o profile.json"))];
-  if (profile.roofline) found.push(section("roofline", "On a device", "What limits each layer: left of the knee memory, right of it arithmetic. Times are the best that the device's figures allow, not predictions.", rooflineFigure(profile.roofline)));
-  if (profile.timeline) found.push(section("memory", "Memory", "What is alive while the model runs.", memoryFigure(profile.timeline)));
-  if (profile.agreements.length) found.push(section("agreement", "Predicted against measured", "What was predicted for a target, beside what was measured on this machine, layer by layer.", profile.agreements.map(agreementFigure)));
+    hasTime ? null : hint("Time per layer was not measured. To measure it on this machine:", "edge-opt profile MODEL --measure -o page.html"))];
+  if (profile.roofline) found.push(section("roofline", "Roofline", "Left of the knee a layer is limited by memory bandwidth, right of it by arithmetic. Times are lower bounds from the device's data sheet, not predictions.", rooflineFigure(profile.roofline)));
+  if (profile.timeline) found.push(section("memory", "Memory", "Activations in memory during one forward pass.", memoryFigure(profile.timeline)));
+  if (profile.agreements.length) found.push(section("agreement", "Predicted vs measured", "The prediction for the target and the measurement on this machine, layer by layer.", profile.agreements.map(agreementFigure)));
   return found;
 }
 
 function othersSection(others) {
   const rows = others.map((item) => [item.name, item.totals.params, item.totals.macs, item.totals.bytes_read + item.totals.bytes_written, item.peak.live_bytes, item.latency_s]);
   return section("profiles", "Profiles side by side", null, el("div", { class: "panel" }, scrollBox("Profiles side by side",
-    simpleTable({ headers: ["Model", "Params", "MACs", "Traffic", "Peak activations", "Latency, measured"], kinds: ["text", "count", "count", "bytes", "bytes", "time"], rows }))));
+    simpleTable({ headers: ["Model", "Params", "MACs", "Memory traffic", "Peak activations", "Latency (measured)"], kinds: ["text", "count", "count", "bytes", "bytes", "time"], rows }))));
 }
 
 const FACTS = { cpu: "Processor", cores: "Cores", threads: "Threads", governor: "Governor", memory_bytes: "Memory", system: "System", python: "Python", torch: "PyTorch", device: "Device", load_1min: "Load before" };
@@ -71,7 +85,7 @@ const json = (title, value) => el("details", {}, el("summary", {}, title), el("p
 /** What it takes to run it again: single values at once, each group of them behind its name. */
 function again(record) {
   const groups = Object.entries(record).filter(([name, value]) => isGroup(value) && name !== "machine");
-  return el("div", { class: "panel", id: "reproducibility" }, el("h3", {}, "To run it again"), facts(record),
+  return el("div", { class: "panel", id: "reproducibility" }, el("h3", {}, "Reproducibility"), facts(record),
     groups.map(([name, value]) => json(name, value)));
 }
 
@@ -81,7 +95,7 @@ function environmentSection() {
   const machine = environment ?? reproducibility?.machine;
   return section("environment", "Environment", null,
     isGroup(machine) ? el("div", { class: "panel", id: "machine" }, el("h3", {}, "Measured on"), facts(machine, FACTS)) : null,
-    !machine && data.sweep ? hint("Which machine measured this is not in this file; reproducibility.json in the folder of the run names it.") : null,
+    !machine && data.sweep ? hint("The machine is not recorded in this file; reproducibility.json in the folder of the run names it.") : null,
     el("div", { class: "panel", id: "written" }, el("h3", {}, "This page was written with"), facts(data.written)),
     reproducibility ? again(reproducibility) : null,
     outcome ? el("div", { class: "panel" }, json("summary.json", outcome)) : null);
@@ -91,7 +105,8 @@ function assemble() {
   const main = document.getElementById("main");
   main.append(hero(), summary());
   if (data.sweep) main.append(...sweepSections(data.sweep));
-  if (data.sensitivity) main.append(section("sensitivity", "Sensitivity", "What the model loses when only one layer is changed.", sensitivityFigure(data.sensitivity)));
+  if (data.sensitivity) main.append(section("sensitivity", "Sensitivity", "Drop in quality when only one layer is changed.", sensitivityFigure(data.sensitivity)));
+  if (data.profile && data.sweep) main.append(modelSection());
   if (data.profile) main.append(...profileSections(data.profile));
   if (data.others.length) main.append(othersSection(data.others));
   main.append(environmentSection());
@@ -99,9 +114,9 @@ function assemble() {
 
 /** The navigation and the footer, when every section is there. */
 function nameSections() {
-  const titles = { costs: "Costs", roofline: "Device", agreement: "Prediction", environment: "Environment", profiles: "Profiles" };
+  const titles = { costs: "Costs", agreement: "Prediction", environment: "Environment", profiles: "Profiles" };
   document.getElementById("nav").append(...sections.map(({ id, title }) => el("a", { href: `#${id}` }, titles[id] ?? title)));
-  document.getElementById("footer").append(`Made by edge-opt ${data.edge_opt}. Counted: exact, from shapes. Estimated: from shapes, under the stated assumptions. Measured: on the machine named above. Proxy: power times time, no meter. Predicted: from a calibration or a device's figures.`);
+  document.getElementById("footer").append(`Made by edge-opt ${data.edge_opt}. Counted: exact, from shapes. Estimated: from shapes. Measured: on the machine named above. Proxy: configured power times latency, without a meter. Predicted: from a calibration or a device's data.`);
 }
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -116,15 +131,13 @@ function applyTheme() {
   for (const chart of charts) if (chart.isDrawn) chart.draw();
 }
 
-function watchCharts() {
-  const watcher = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (!entry.isIntersecting) continue;
-      watcher.unobserve(entry.target);
-      charts.find((chart) => chart.node === entry.target).draw();
-    }
-  }, { rootMargin: "300px" });
-  for (const chart of charts) watcher.observe(chart.node);
+/** Draw every chart, from top to bottom, also those out of sight: a screenshot of the whole page shows them all. */
+async function drawCharts() {
+  for (const chart of charts) {
+    if (!chart.isDrawn) await chart.draw();
+    // The page answers clicks between two charts.
+    await new Promise((next) => setTimeout(next));
+  }
 }
 
 // The alphabet of Python's base64.b85encode, with "," for "<", which must not stand in a page.
@@ -178,8 +191,9 @@ document.getElementById("theme").addEventListener("click", () => {
   chosenTheme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
   applyTheme();
 });
-const plotlyReady = loadPlotly().then(() => {
-  watchCharts();
+const plotlyReady = loadPlotly();
+const chartsReady = plotlyReady.then(drawCharts);
+plotlyReady.then(() => {
   window.addEventListener("beforeprint", () => layOutForPaper(true));
   window.addEventListener("afterprint", () => layOutForPaper(false));
 });

@@ -1,5 +1,5 @@
 "use strict";
-// Every layer under the roofs of a device, which can be switched, and so can the precision.
+// Every layer under the rooflines of a device, which can be switched, and so can the precision.
 
 function rooflineFigure(found) {
   const state = { device: found.devices[0].name, precision: found.devices[0].roofs[0].precision };
@@ -48,7 +48,7 @@ function drawRoofline(found, device, roof) {
   const layers = groups.filter(([, rows]) => rows.length).map(([bound, rows]) => ({
     type: "scatter", mode: "markers", name: `${bound}-bound`, x: rows.map(intensity), y: rows.map(rate),
     marker: { color: tones[bound], opacity: 0.75, line: { width: 1, color: color("card") }, size: rows.map((row) => 7 + 19 * Math.sqrt(roof.seconds[row] / longest)) },
-    text: rows.map((row) => `<b>${chartText(found.names[row], 80)}</b><br>${chartText(found.kinds[row])}<br>${ratio(intensity(row))} FLOPs per byte<br>${count(found.flops[row])} FLOPs, ${size(bytes[row])}<br>at best ${duration(roof.seconds[row])}, ${bound}-bound`),
+    text: rows.map((row) => `<b>${chartText(found.names[row], 80)}</b><br>${chartText(found.kinds[row])}<br>${ratio(intensity(row))} FLOPs per byte<br>${count(found.flops[row])} FLOPs, ${size(bytes[row])}<br>at least ${duration(roof.seconds[row])}, ${bound}-bound`),
     hovertemplate: "%{text}<extra></extra>",
   }));
   const measured = found.measured_s ? shownRows.filter((row) => found.measured_s[row] > 0) : [];
@@ -61,13 +61,13 @@ function drawRoofline(found, device, roof) {
   const whole = total.seconds && total.flops && moved ? [{
     type: "scatter", mode: "markers", name: "whole model", x: [total.flops / moved], y: [total.flops / total.seconds],
     marker: { symbol: "diamond", size: 13, color: color("red"), line: { width: 1.5, color: color("card") } },
-    text: [`<b>The whole model</b><br>${ratio(total.flops / moved)} FLOPs per byte<br>at best ${duration(total.seconds)}`], hovertemplate: "%{text}<extra></extra>",
+    text: [`<b>The whole model</b><br>${ratio(total.flops / moved)} FLOPs per byte<br>at least ${duration(total.seconds)}`], hovertemplate: "%{text}<extra></extra>",
   }] : [];
 
   const share = (bound) => roof.seconds.reduce((sum, seconds, row) => sum + (roof.bounds[row] === bound ? seconds : 0), 0);
   const absent = found.flops.length - shownRows.length;
   const few = found.layers > found.flops.length ? ` Of ${found.layers} layers the ${found.flops.length} largest are shown.` : "";
-  const time = total.seconds ? `${duration(total.seconds)} at best, ${percent(share("memory") / (total.seconds || 1))} of it in memory-bound layers${roof.fused_s === null ? "" : `; fused, ${duration(roof.fused_s)}`}.` : "";
+  const time = total.seconds ? `At least ${duration(total.seconds)}, ${percent(share("memory") / (total.seconds || 1))} of it in memory-bound layers${roof.fused_s === null ? "" : `; fused, ${duration(roof.fused_s)}`}.` : "";
   return {
     data: [...roofs, ...layers, ...own, ...whole],
     layout: {
@@ -80,7 +80,7 @@ function drawRoofline(found, device, roof) {
       }],
     },
     caption: `${device.title}, ${device.engine}, ${roof.precision}: ${count(bandwidth)}B/s (${device.bandwidth.reading}) and ${count(roof.peak.value)}FLOP/s (${roof.peak.kind}). ${time} Larger points take longer.${absent ? ` ${absent} layers that compute nothing have no point.` : ""}${few}${roof.remarks.length ? ` Note: ${roof.remarks.join("; ")}.` : ""}`,
-    rows: { headers: ["Layer", "Type", "FLOPs", "Bytes", "FLOPs/byte", "At best", "Bound"], kinds: ["text", "text", "count", "bytes", "ratio", "time", "text"],
+    rows: { headers: ["Layer", "Type", "FLOPs", "Bytes", "FLOPs/byte", "Lower bound", "Bound by"], kinds: ["text", "text", "count", "bytes", "ratio", "time", "text"],
       rows: found.names.map((name, row) => [name, found.kinds[row], found.flops[row], bytes[row], bytes[row] ? intensity(row) : null, roof.seconds[row], roof.bounds[row]]) },
   };
 }

@@ -3,8 +3,8 @@
 
 const RUN_COLUMNS = [
   ["name", "Run", "text"], ["written", "Written, UTC", "text"], ["model", "Model", "text"], ["best", "Winner", "text"], ["score", "Score", "share"], ["best_s", "Latency", "time"],
-  ["speedup", "Times as fast", "factor"], ["size_bytes", "Size", "bytes"], ["accepted", "Accepted", "number"], ["tried", "Tried", "number"], ["failed", "Failed", "number"], ["macs", "MACs", "count"],
-  ["params", "Params", "count"], ["peak_bytes", "Peak activations", "bytes"], ["latency_s", "Measured, unchanged", "time"], ["machine", "Machine", "text"],
+  ["speedup", "Speedup", "factor"], ["size_bytes", "Size", "bytes"], ["accepted", "Accepted", "number"], ["tried", "Candidates", "number"], ["failed", "Failed", "number"], ["macs", "MACs", "count"],
+  ["params", "Parameters", "count"], ["peak_bytes", "Peak activations", "bytes"], ["latency_s", "Latency of the original", "time"], ["machine", "Machine", "text"],
 ];
 const RUN_TONES = ["blue", "orange", "green", "violet", "red", "ink"];
 const RUN_SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star"];
@@ -41,8 +41,8 @@ function runsFigure() {
   const state = { x: chosenLatency(rows), y: "accuracy" };
   const options = known.map((item) => [item.name, item.title]);
   return figure({
-    id: "runs-chart", title: "Candidates of every run", provenance: "measured",
-    controls: (chart) => [choice("Across", options, state.x, (value) => { state.x = value; chart.update(); }), choice("Up", options, state.y, (value) => { state.y = value; chart.update(); })],
+    id: "runs-chart", title: "Candidates of all runs", provenance: "measured",
+    controls: (chart) => [choice("X axis", options, state.x, (value) => { state.x = value; chart.update(); }), choice("Y axis", options, state.y, (value) => { state.y = value; chart.update(); })],
     draw: () => drawRuns(axis(state.x), axis(state.y)),
   });
 }
@@ -72,12 +72,12 @@ function drawRuns(x, y) {
 
 function changesSection() {
   const panels = data.changes.map(({ before, after, items }) => el("div", { class: "panel" },
-    el("h3", {}, el("bdi", {}, after), " against ", el("bdi", {}, before)),
-    items.length ? scrollBox(`${after} against ${before}`, simpleTable({ headers: ["What", before, after], kinds: ["text", "text", "text"], rows: items, style: "worded" }), "short")
-      : el("p", { class: "note" }, "Nothing that is written down: same settings, versions, machine, data and counts.")));
-  const same = data.same.length ? el("details", { class: "same" }, el("summary", {}, `The same in all: ${data.same.length}`),
-    scrollBox("The same in all runs", simpleTable({ headers: ["What", "Value"], kinds: ["text", "text"], rows: data.same, style: "worded" }), "short")) : null;
-  return section("changes", "What changed", "Each run against the one before it: settings, versions, machine, data, and what the model counts.", el("div", { class: "grid" }, panels), same);
+    el("h3", {}, el("bdi", {}, after), " vs ", el("bdi", {}, before)),
+    items.length ? scrollBox(`${after} vs ${before}`, simpleTable({ headers: ["Setting", before, after], kinds: ["text", "text", "text"], rows: items, style: "worded" }), "short")
+      : el("p", { class: "note" }, "No recorded difference: same settings, versions, machine, data and counts.")));
+  const same = data.same.length ? el("details", { class: "same" }, el("summary", {}, `Same in all runs: ${data.same.length}`),
+    scrollBox("The same in all runs", simpleTable({ headers: ["Setting", "Value"], kinds: ["text", "text"], rows: data.same, style: "worded" }), "short")) : null;
+  return section("changes", "What changed", "Each run compared with the one before it: settings, versions, machine, data, and counts of the model.", el("div", { class: "grid" }, panels), same);
 }
 
 function assembleRuns() {

@@ -10,6 +10,8 @@ function figureText(row, axis) {
   if (axis.name === "accuracy") return axis.is_share ? percent(value) : plain(value);
   if (axis.name === "macs" || axis.name === "params") return count(value);
   if (axis.name === "energy_j") return `${energy(value)} (${row.energy_source})`;
+  if (axis.unit === "ms") return duration(value / 1e3);
+  if (axis.unit === "MiB") return size(value * 2 ** 20);
   return `${plain(value)} ${axis.unit}`;
 }
 
@@ -18,8 +20,8 @@ function hoverText(row, sweep, violations) {
     const between = axis.low && row[axis.low] !== null ? ` (${figureText({ ...row, [axis.name]: row[axis.low] }, axis)} to ${figureText({ ...row, [axis.name]: row[axis.high] }, axis)})` : "";
     return `${axis.title}: ${chartText(figureText(row, axis) + between, 90)}`;
   });
-  if (row.effective_precision && row.effective_precision !== row.precision) lines.push(`runs as ${chartText(row.effective_precision)}`);
-  for (const broken of violations ?? []) lines.push(`breaks ${chartText(broken.constraint)}`);
+  if (row.effective_precision && row.effective_precision !== row.precision) lines.push(`precision in use: ${chartText(row.effective_precision)}`);
+  for (const broken of violations ?? []) lines.push(`violates ${chartText(broken.constraint)}`);
   return `<b>${chartText(row.label, 80)}</b><br>${lines.join("<br>")}`;
 }
 
@@ -30,10 +32,10 @@ function paretoFigure(sweep) {
   if (known.length && !known.some((item) => item.name === state.x)) state.x = known.at(-1).name;
   const options = known.map((item) => [item.name, item.title]);
   return figure({
-    id: "pareto", title: "Candidates and their frontier", provenance: "measured",
+    id: "pareto", title: "Candidates and Pareto frontier", provenance: "measured",
     controls: (chart) => [
-      choice("Across", options, state.x, (value) => { state.x = value; chart.update(); }),
-      choice("Up", options, state.y, (value) => { state.y = value; chart.update(); }),
+      choice("X axis", options, state.x, (value) => { state.x = value; chart.update(); }),
+      choice("Y axis", options, state.y, (value) => { state.y = value; chart.update(); }),
     ],
     draw: () => drawPareto(sweep, axis(state.x), axis(state.y)),
   });
@@ -42,9 +44,12 @@ function paretoFigure(sweep) {
 /** The axis of a figure, logarithmic where its candidates span a wide range. */
 function figureAxis(axis, rows) {
   const isCount = axis.name === "macs" || axis.name === "params";
-  const scale = axis.is_log ? wideAxis(rows.map((row) => row[axis.name]), isCount ? count : plain)
+  const short = (text) => text.replace(/\.0+ /, " ");
+  const ticks = { ms: (value) => short(duration(value / 1e3)), MiB: (value) => short(size(value * 2 ** 20)) }[axis.unit];
+  const scale = axis.is_log ? wideAxis(rows.map((row) => row[axis.name]), ticks ?? (isCount ? count : plain))
     : { tickformat: isCount ? "~s" : axis.is_share ? ".1%" : "" };
-  return { title: { text: axis.unit ? `${axis.title}, ${axis.unit}` : axis.title }, ...scale };
+  // Ticks with their own unit need none in the title.
+  return { title: { text: axis.unit && !(axis.is_log && ticks) ? `${axis.title} (${axis.unit})` : axis.title }, ...scale };
 }
 
 function logarithmic(axes) {
@@ -84,45 +89,56 @@ function drawPareto(sweep, x, y) {
   return {
     data,
     layout: { height: 460, xaxis: figureAxis(x, [...done, sweep.baseline]), yaxis: figureAxis(y, [...done, sweep.baseline]) },
-    caption: `${tally("accepted")} accepted and ${tally("rejected")} rejected candidates${failed ? `, ${failed} failed and have no point` : ""}; ${front.length} on the frontier${front.length ? `: ${front.slice(0, 4).map((row) => row.label).join("; ")}${front.length > 4 ? "; …" : ""}` : ""}. ${x.is_better_high ? "Right" : "Left"} and ${y.is_better_high ? "up" : "down"} is better. Bars are 95 % intervals.${logarithmic([x, y])}${done.some((row) => row.disturbed) ? " Open marks were timed while other programs, or noise, disturbed it; the table marks every disturbed row." : ""}`,
+    caption: `${tally("accepted")} accepted and ${tally("rejected")} rejected candidates${failed ? `, ${failed} failed and have no point` : ""}; ${front.length} on the frontier${front.length ? `: ${front.slice(0, 4).map((row) => row.label).join("; ")}${front.length > 4 ? "; …" : ""}` : ""}. ${x.is_better_high ? "Right" : "Left"} and ${y.is_better_high ? "up" : "down"} is better. Error bars: 95 % CI.${logarithmic([x, y])}${done.some((row) => row.disturbed) ? " Open marks: the measurement was disturbed by other programs or noise." : ""}`,
     rows: { headers: ["Candidate", x.title, y.title, "Accepted", "On the frontier"], kinds: ["text", "number", "number", "flag", "flag"], rows: done.map((row) => [row.label, row[x.name], row[y.name], row.accepted, front.includes(row)]) },
   };
 }
 
 function candidateTable(sweep) {
-  const rows = sweep.rows.map((row) => ({ ...row, state: row.status === "failed" ? "failed" : row.accepted ? "accepted" : "rejected" }));
+  const isBaseline = (row) => row.key === sweep.baseline.key;
+  const every = sweep.rows.some(isBaseline) ? sweep.rows : [...sweep.rows, sweep.baseline];
+  const state = (row) => (row.key === sweep.best ? "winner" : row.status === "failed" ? "failed" : isBaseline(row) ? "baseline" : row.accepted ? "accepted" : "rejected");
+  const rows = every.map((row) => ({ ...row, state: state(row) })).sort((a, b) => (b.state === "winner") - (a.state === "winner"));
   const columns = sweep.columns.filter(({ name }) => rows.some((row) => row[name] !== null && row[name] !== ""));
   return new DataTable({
     id: "candidates-table", caption: "Candidates", label: "label", filter: "state",
     columns, values: columns.map(({ name }) => rows.map((row) => row[name])),
-    visible: ["state", "accuracy", "deploy_latency_ms", "speedup", "latency_ms", "throughput_sps", "peak_memory_mb", "size_mb", "energy_j", "macs", "violations"],
-    onPhone: ["state", "accuracy", "deploy_latency_ms", "speedup", "size_mb", "violations"],
+    // One latency: that of the batch that is deployed, where it was timed.
+    visible: ["state", ...(window.innerWidth < 1000 ? [] : ["test_accuracy"]), "accuracy", chosenLatency(rows), "speedup", "size_mb"],
+    onPhone: ["state", "test_accuracy", "accuracy", chosenLatency(rows), "speedup", "size_mb"],
     cells: {
-      state: (state, place) => el("td", { title: [state, rows[place].disturbed_times].filter(Boolean).join("; disturbed: ") }, el("span", {}, badge(state), rows[place].disturbed || rows[place].disturbed_times ? [" ", badge("disturbed")] : null)),
+      state: (state, place) => statusCell(state, rows[place]),
       speedup: (value, place) => factorCell(value, rows[place].speedup_ci95_low, rows[place].speedup_ci95_high),
     },
   });
 }
 
-/** A ratio that was timed in turns, never without its interval. */
+/** The status in a word, the reason of a rejection below it, and a mark for a ranking latency that was disturbed. */
+function statusCell(state, row) {
+  const reason = row.verdict.match(/\((.*)\)$/s)?.[1];
+  return el("td", { class: "state", title: [row.verdict, row.disturbed_times].filter(Boolean).join("; disturbed: ") },
+    el("span", {}, badge(state), row.disturbed ? [" ", badge("disturbed")] : null, reason ? el("small", { class: "below" }, reason) : null));
+}
+
+/** A speedup from interleaved measurements, never without its interval. */
 function factorCell(value, low, high) {
-  return el("td", { class: "number", title: value ?? "not compared in turns" },
-    value === null ? DASH : el("span", {}, shown(value, "factor"), el("small", {}, ` (${times(low)} to ${times(high)})`)));
+  return el("td", { class: "number", title: value ?? "not among the finalists" },
+    value === null ? DASH : low === high ? shown(value, "factor") : el("span", {}, shown(value, "factor"), el("small", {}, ` (${times(low)}–${times(high)})`)));
 }
 
 function failures(sweep) {
   const failed = sweep.rows.filter((row) => row.status === "failed");
   if (!failed.length) return null;
   return el("div", { class: "panel", id: "failures" }, el("h3", {}, `Failed: ${failed.length}`), scrollBox("Failed candidates",
-    el("table", { class: "worded reasons" }, el("thead", {}, el("tr", {}, ["Candidate", "What", "Why"].map((header) => el("th", { scope: "col", class: "plain" }, header)))),
+    el("table", { class: "worded reasons" }, el("thead", {}, el("tr", {}, ["Candidate", "Failure", "Reason"].map((header) => el("th", { scope: "col", class: "plain" }, header)))),
       el("tbody", {}, failed.map((row) => el("tr", {}, el("td", { class: "text" }, row.label), el("td", {}, row.failure ?? DASH), el("td", { class: "wrapped" }, el("bdi", {}, row.reason)))))), "short"));
 }
 
 const LEVEL_TONES = ["blue", "orange", "green", "violet", "red", "ink"];
 const LEVEL_SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star"];
-const levelOf = (row) => (row.layer_pruning ? "pruned by layer" : row.pruning ? `prune ${plain(row.pruning)}` : "not pruned");
+const levelOf = (row) => (row.layer_pruning ? "pruned by layer" : row.pruning ? `pruned ${Number((100 * row.pruning).toPrecision(2))} %` : "unpruned");
 
-/** One line per precision and runtime, one point per candidate: what each buys at the same pruning. */
+/** One line per precision and runtime, one point per candidate: the effect of each at the same pruning ratio. */
 function variantsFigure(sweep) {
   const done = sweep.rows.filter((row) => row.status === "done");
   if (!done.length) return null;
@@ -162,13 +178,13 @@ function drawVariants(sweep, done, axis) {
 }
 
 function sweepSections(sweep) {
-  const lead = sweep.constraints.length ? `Asked for: ${sweep.constraints.join(", ")}.` : "No constraint was asked for.";
+  const lead = sweep.constraints.length ? `Constraints: ${sweep.constraints.join(", ")}.` : "No constraints.";
   const ran = sweep.rows.some((row) => row.status === "done");
   const found = [section("candidates", "Candidates", lead,
     !sweep.rows.length ? hint("The sweep is empty: no candidate was tried.") : null,
-    sweep.rows.length && !ran ? hint("Every candidate failed, so there is nothing to plot; the reasons are below.") : null,
-    ran ? paretoFigure(sweep) : null, failures(sweep), sweep.rows.length ? candidateTable(sweep).node : null)];
+    sweep.rows.length && !ran ? hint("All candidates failed; the reasons are below.") : null,
+    sweep.rows.length ? candidateTable(sweep).node : null, failures(sweep), ran ? paretoFigure(sweep) : null)];
   const variants = variantsFigure(sweep);
-  if (variants) found.push(section("precisions", "Precisions", "What a precision and a runtime buy, and what they cost, at the same pruning.", variants));
+  if (variants) found.push(section("precisions", "Precisions", "Effect of precision and runtime at the same pruning ratio.", variants));
   return found;
 }

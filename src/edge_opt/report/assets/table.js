@@ -55,10 +55,11 @@ class DataTable {
   build() {
     const search = el("input", { type: "search", placeholder: "Search", "aria-label": `Search ${this.caption}`,
       oninput: () => { this.query = search.value.toLowerCase(); this.limit = ROWS_AT_ONCE; this.render(); } });
+    const named = this.columns[this.place.get(this.filter)];
     const kinds = this.filter ? [...new Set(this.values[this.place.get(this.filter)])].filter(Boolean).sort() : [];
     const filter = kinds.length > 1
-      ? el("select", { "aria-label": `Filter by ${this.filter}`, onchange: () => { this.only = filter.value; this.render(); } },
-        el("option", { value: "" }, `Every ${this.filter}`), kinds.map((kind) => el("option", { value: kind }, short(kind, 40))))
+      ? el("select", { "aria-label": `Filter by ${named.header}`, onchange: () => { this.only = filter.value; this.render(); } },
+        el("option", { value: "" }, `Any ${named.header.toLowerCase()}`), kinds.map((kind) => el("option", { value: kind }, short(kind, 40))))
       : null;
     const copy = el("button", { type: "button", class: "copy", onclick: () => this.copy(copy) }, "Copy as CSV");
     const folds = this.depths && this.children.filter((list) => list.length).length > 1

@@ -53,14 +53,20 @@ const FORMATS = {
   share: percent,
   time: duration,
   energy,
-  factor: (value) => `${times(value)} ×`,
+  factor: (value) => `${times(value)}×`,
+  ms: (value) => duration(value / 1e3),
+  mib: (value) => size(value * 2 ** 20),
+  points: (value) => fixed(100 * value, 2),
 };
 
 /** A value for people: scaled, with its unit, a dash where there is none. */
 const shown = (value, kind) => (value === null || value === undefined ? DASH : FORMATS[kind](value));
 
 /** An interval for people; its upper end may be open. */
-const between = (low, high, kind) => (high === null || high === undefined ? `${shown(low, kind)}, open above` : `${shown(low, kind)} to ${shown(high, kind)}`);
+function between(low, high, kind) {
+  if (high === null || high === undefined) return `from ${shown(low, kind)}, upper end unknown`;
+  return kind === "factor" ? `${times(low)}–${times(high)}` : `${shown(low, kind)} to ${shown(high, kind)}`;
+}
 
 /** What to divide by, and the unit, so that an axis has short numbers. */
 function axisScale(largest, kind) {
