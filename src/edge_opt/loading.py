@@ -9,14 +9,13 @@ import inspect
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from edge_opt._support.progress import report_progress
+from edge_opt._support.progress import quiet, report_progress
 from edge_opt.errors import EdgeOptError, InvalidInput, MissingExtra, ModelNotFound, first_line
 
 if TYPE_CHECKING:
@@ -211,14 +210,13 @@ def open_program(path: Path, trust: bool = False) -> Any:
         )
     import torch
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own reader
-        try:
+    try:
+        with quiet():  # torch logs tracebacks of its own
             return torch.export.load(path)
-        except Exception as error:  # zip, JSON and torch errors alike: none of them is documented
-            raise ModelNotFound(
-                f"{str(path)!r} cannot be read by torch {torch.__version__}: {first_line(error)}; export it again"
-            ) from error
+    except Exception as error:  # zip, JSON and torch errors alike: none of them is documented
+        raise ModelNotFound(
+            f"{str(path)!r} cannot be read by torch {torch.__version__}: {first_line(error)}; export it again"
+        ) from error
 
 
 class Loaded(NamedTuple):

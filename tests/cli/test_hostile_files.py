@@ -145,9 +145,7 @@ def test_a_loader_that_raises_an_error_of_the_system_is_one_sentence(tmp_path: P
     assert "the camera is gone" in line
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"macs": ' + "9" * 5_000 + "}", '{"macs": NaN}', '{"a": ' + "9" * 400 + "}"]
-)
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"macs": ' + "9" * 5_000 + "}", '{"a": ' + "9" * 400 + "}"])
 def test_json_that_no_program_of_ours_writes_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         loads(text)

@@ -21,7 +21,6 @@ import traceback
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,7 +91,7 @@ def run(file: HostileFile, folder: Path, watched: Path) -> Outcome:
     """Read a file in a forked process; `watched` is a folder in which code that was executed leaves a file."""
     path, shown = folder / file.name, folder / "output.txt"
     path.write_bytes(file.content)
-    begun = time.monotonic()
+    before_kib, begun = _imported_kib(), time.monotonic()
     child = os.fork()
     if not child:
         _read_in_this_process(file, path, shown)
@@ -107,11 +106,10 @@ def run(file: HostileFile, folder: Path, watched: Path) -> Outcome:
         mark.unlink()
     path.unlink()
     code, seconds = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
-    mib = max(usage.ru_maxrss - _imported_kib(), 0) / 1024
+    mib = max(usage.ru_maxrss - before_kib, 0) / 1024
     return Outcome(file, code, seconds, mib, shown.read_text(encoding="utf-8", errors="replace"), executed)
 
 
-@cache
 def _imported_kib() -> int:
     """Return the memory that a forked process begins with."""
     child = os.fork()

@@ -36,7 +36,7 @@ _MOST_DIGITS = 60
 
 
 def loads(text: str) -> Any:
-    """Return what a JSON text holds; raise ValueError where it is not standard JSON, too deep, or a number too long.
+    """Return what a JSON text holds; raise ValueError where it is not JSON, is too deep, or has a number too long.
 
     >>> loads('{"macs": 12}')
     {'macs': 12}
@@ -47,11 +47,8 @@ def loads(text: str) -> Any:
             raise ValueError(f"a number has {len(digits):,} digits; at most {_MOST_DIGITS} are read")
         return int(digits)
 
-    def refuse(name: str) -> float:
-        raise ValueError(f"{name} is not standard JSON")
-
     try:
-        return json.loads(text, parse_int=whole, parse_constant=refuse)
+        return json.loads(text, parse_int=whole)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
@@ -71,15 +68,15 @@ def read_document(
     try:
         if file.exists() and not file.is_file():  # opening a pipe could wait forever
             raise OSError("it is a folder, a pipe or a device, not a file")
-        text = file.read_text(encoding="utf-8")
+        content = file.read_bytes()
     except FileNotFoundError:
         raise refusal(f"no file {str(path)!r}; {cure}") from None
-    except (OSError, ValueError) as error:  # a NUL in the path is a ValueError, as are bytes that are not UTF-8
+    except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
         raise refusal(f"{problem}: {getattr(error, 'strerror', None) or error}; {cure}") from error
     try:
-        return parse(text)
+        return parse(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        language = "JSON" if parse is loads else "TOML"
+        language = "JSON" if parse in (loads, str) else "TOML"
         raise refusal(f"{problem}: it is not {language}, or is cut off: {message_of(error)}; {cure}") from error
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NOT_SATISFIED = 1
 _INTERRUPTED = SweepInterrupted.exit_code
-_LONGEST_STATUS = 2_000
+_LONGEST_STATUS = 1_500
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells say it
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_opt.errors import ModelNotFound, UnreadableModel, message_of
+from edge_opt.errors import MissingExtra, ModelNotFound, UnreadableModel, first_line, message_of
 from edge_opt.text import printable, shorten
 
 # Nodes that are executed, each as often as a loop or a function runs it, and modules: some ten seconds of work.
@@ -38,8 +38,11 @@ def read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise ModelNotFound(f"no file {str(path)!r}; the folder is {Path.cwd()}") from None
-    except (UnreadableModel, OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise UnreadableModel(f"{str(path)!r} cannot be read: {message_of(error)}") from error
+    except (MissingExtra, ModelNotFound):
+        raise
+    except Exception as error:  # a file that somebody crafted may break any assumption of a reader
+        words = message_of if isinstance(error, (UnreadableModel, OSError, ValueError)) else first_line
+        raise UnreadableModel(f"{str(path)!r} cannot be read: {words(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)

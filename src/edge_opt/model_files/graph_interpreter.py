@@ -58,6 +58,8 @@ _STEPS = frozenset((torch.int8, torch.uint8, torch.int16))
 _FEW_ELEMENTS = 1_024
 _MOST_FOLDED = 1 << 21
 _INPUTS_OF_A_NODE = 8
+# Iterations of a loop whose number is not known before it ends: about a second of work.
+_MOST_ROUNDS = 4_096
 _DEEPEST_CALL = 64
 
 
@@ -445,7 +447,7 @@ class _Control:
     def _while(self) -> tuple[Any, ...]:
         call, body = self.call, self.call.get("body")
         state, known = list(call.inputs), list(call.constant_values)
-        while True:
+        for _ in range(_MOST_ROUNDS):
             self._body(call.get("condition"), state, known)
             goes_on = self.last_constants[0] if self.last_constants else None
             if goes_on is None:
@@ -456,6 +458,7 @@ class _Control:
             known = list(self.last_constants)
             if all(value is not None for value in known) and [*map(numbers, known)] == [*map(numbers, before)]:
                 raise call.error("it never ends: its values stay what they are")
+        raise call.error(f"it runs more than {_MOST_ROUNDS:,} iterations; profile its body as a file of its own")
 
     def _call(self) -> tuple[Any, ...]:
         return tuple(self._body(self.call.get("body"), self.call.inputs, self.call.constant_values))

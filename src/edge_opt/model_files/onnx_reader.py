@@ -38,7 +38,7 @@ OLDEST_OPSET = 7
 _DEEPEST = 96
 _LONGEST_PATH = 4096
 # Messages and texts: a node with what exporters write beside it has about fifty.
-_MOST_PARTS = 1_000_000
+_MOST_PARTS = 750_000
 # Texts that are not names.
 _LONG_TEXTS = {"doc_string", "value"}
 _DAMAGED = "it is cut off or damaged, or is not an ONNX model"

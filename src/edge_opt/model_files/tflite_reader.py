@@ -294,6 +294,8 @@ class _TfliteReader:
         read = {name for node in nodes for name in node.inputs}
         written = {name for node in nodes for name in node.outputs}
         inputs, outputs = (self._named(table.numbers(number), tensors) for number in (1, 2))
+        if "" in (*inputs, *outputs):
+            raise UnreadableModel("an input or an output of its graph is no tensor")
         weights = {node.inputs[index] for node in nodes for index in _WEIGHTS.get(node.op, ())
                    if index < len(node.inputs)}  # fmt: skip
         constants: dict[str, FileTensor] = {}
