@@ -41,6 +41,7 @@ MOST_S, MOST_MIB = 20.0, 2048.0
 # Beyond these a process is ended: the table shows it as over the limits.
 KILLED_S, KILLED_MIB = 40.0, 4096.0
 ESCAPE = "\x1b]0;owned\x07\x1b[31m"
+PREDICTED = "profile edge_opt.model:SmallCNN -i 1x1x28x28 -t FILE"
 PROFILED, CHECKED, CONFIGURED, SERVED = "profile FILE", "check FILE --budget macs<=1", "CONFIG", "llm FILE"
 
 
@@ -774,7 +775,7 @@ def documents(count: int, dice: random.Random) -> Iterator[HostileFile]:
         "profile_measured": (CHECKED, "report FILE -o out.html"),
         "profile_target": (CHECKED, "report FILE -o out.html"),
         "sweep": ("report FILE -o out.html",),
-        "calibration": ("profile edge_opt.model:SmallCNN -i 1x1x28x28 -t FILE",),
+        "calibration": (PREDICTED,),
     }
     for name, texts in commands.items():
         plain = _recorded(name)
@@ -836,16 +837,8 @@ def documents(count: int, dice: random.Random) -> Iterator[HostileFile]:
     yield from damaged_text("yaml, configuration", ".yaml", settings, CONFIGURED, count, dice, yaml.safe_dump)
     yield from damaged("yaml, configuration", ".yaml", yaml.safe_dump(settings).encode(), CONFIGURED, count, dice)
     yield from crafted_yaml()
-    device = Path(__file__).parents[2] / "src/edge_opt/boards/data/devices/raspberry-pi-4.toml"
-    if device.is_file():
-        yield from damaged(
-            "toml, device",
-            ".toml",
-            device.read_bytes(),
-            "profile edge_opt.model:SmallCNN -i 1x1x28x28 -t FILE",
-            count,
-            dice,
-        )
+    device = (Path(__file__).parents[2] / "src/edge_opt/boards/data/raspberry-pi-4.toml").read_bytes()
+    yield from damaged("toml, device", ".toml", device, PREDICTED, count, dice)
 
 
 def crafted_yaml() -> Iterator[HostileFile]:
