@@ -290,7 +290,9 @@ def test_the_command_says_that_a_bandwidth_is_unknown_and_why() -> None:
 
 def test_the_command_prints_json() -> None:
     one, every = run("coral", "--json"), run("--json")
-    assert from_plain(DeviceSpec, json.loads(one[1])) == eo.device("coral")
+    document = json.loads(one[1])
+    assert (document.pop("format"), document.pop("schema_version")) == ("edge_opt.device", 1)
+    assert from_plain(DeviceSpec, document) == eo.device("coral")
     assert [spec["name"] for spec in json.loads(every[1])] == [spec.name for spec in eo.devices()]
 
 

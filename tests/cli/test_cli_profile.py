@@ -121,7 +121,7 @@ def test_an_exported_program_needs_no_input(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(nn.Linear(4, 3).eval(), (torch.zeros(2, 4),)), path)
     result = invoke(str(path), "--trust")
     assert result.exit_code == 0
-    assert result.stderr == "without --inputs: using those that the program was exported with\n"
+    assert result.stderr == "no --inputs given: using those of the file\n"
     assert totals(str(path), "-i", "2x4", "--trust")["macs"] == 2 * 4 * 3
     wrong = invoke(str(path), "-i", "3x4", "--trust")
     assert wrong.exit_code == 2

@@ -118,7 +118,7 @@ def test_the_command_prints_all_sections(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     monkeypatch.setattr("edge_opt.measuring.session.diagnose", lambda seconds: asked.append(seconds) or diagnosis())
-    shown = CliRunner().invoke(command(), ["--json", "--seconds", "2"])
+    shown = CliRunner().invoke(app, ["doctor", "--json", "--seconds", "2"])
     assert json.loads(shown.stdout)["meters"][0] == {"name": "rapl", "refusal": "no powercap folder"}
     assert asked == [2.0]
 

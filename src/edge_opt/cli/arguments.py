@@ -175,7 +175,7 @@ def _with_example(arguments: Arguments, loaded: Loaded) -> tuple[list[Any], dict
         raise InvalidInput("--batch replaces the first dimension of each input, and there is none; add -i SHAPE")
     if loaded.example is None:
         raise InvalidInput(f"{loaded.name} needs the shape of each of its inputs; add -i {GRAMMAR}")
-    print_status("without --inputs: using those that the program was exported with")
+    print_status("no --inputs given: using those of the file")
     positional, named = list(loaded.example[0]), {**loaded.example[1], **arguments.named}
     if batch is None:
         return positional, named

@@ -202,19 +202,8 @@ def _usage_sentence(error: Any, ctx: Any) -> str:
 
 
 # Parameters of Python functions and keys of a configuration whose options have other names.
-_OPTIONS = {
-    "example_inputs": "inputs",
-    "kwargs": "inputs",
-    "ignored": "ignore",
-    "ram_gib": "ram",
-    "remedies": "suggest",
-    "min_time_s": "min_time",
-    "precisions": "precision",
-    "runtimes": "runtime",
-    "budgets": "budget",
-    "constraints": "budget",
-    "pruning_levels": "prune",
-}
+_OPTIONS = {"kwargs": "inputs", "ignored": "ignore", "ram_gib": "ram", "remedies": "suggest", "min_time_s": "min_time"}
+_OPTIONS |= {"precisions": "precision", "runtimes": "runtime", "budgets": "budget", "pruning_levels": "prune"}
 # `name=`, with a literal behind it or alone, but not in a call such as `Net(width=2)`; and `name is` at the beginning.
 _PARAMETER = re.compile(r"""(?<![\w.(-])([a-z]\w*)=(?:(['"])([^'"]*)\2|(\d[\d.]*\d|\d)|True\b|(?=[\s,;:.)]|$))""")
 _SUBJECT = re.compile(r"^([a-z]\w*)(?:\[\d+\])?(?=: | (?:is|has|names|needs|must|cannot|requires) )")
