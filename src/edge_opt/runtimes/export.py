@@ -368,7 +368,7 @@ class QuantizableModel:
 
     def __init__(self, request: ConversionRequest) -> None:
         self._float = build_float(replace(request, filename=f"float-{request.filename}"), "fp32")
-        with quiet():
+        with quiet(), gc_paused():
             self._source = prepare(self._float.path, request.folder / f"prepared-{request.filename}")
         self._ranges: tuple[Ranges, Ranges] | None = None
 
