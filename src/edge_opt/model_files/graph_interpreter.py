@@ -59,7 +59,7 @@ _FEW_ELEMENTS = 1_024
 _MOST_FOLDED = 1 << 21
 _INPUTS_OF_A_NODE = 8
 # Iterations of a loop whose number is not known before it ends: about a second of work.
-_MOST_ROUNDS = 4_096
+_MOST_ROUNDS = 2_048
 _DEEPEST_CALL = 64
 
 
