@@ -440,8 +440,8 @@ def test_a_sweep_of_the_command_line_comes_to_its_end_with_the_default_search(tm
 
 
 def test_training_within_too_little_memory_is_one_sentence(tmp_path: Path) -> None:
-    config = read_config(settings=[*QUICK, "memory_limit_mb=64"])
-    with pytest.raises(MeasurementFailed, match="out of memory: train used more memory than the limit of 64"):
+    config = read_config(settings=[*QUICK, "memory_limit_mb=256"])
+    with pytest.raises(MeasurementFailed, match="out of memory: train used more memory than the limit of 256"):
         run(config, tmp_path)
 
 

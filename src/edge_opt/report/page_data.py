@@ -70,10 +70,9 @@ def cards(profile: ModelProfile | None, sweep: SweepResult | None, roofs: Sequen
     return shown
 
 
-def _batch(profile: ModelProfile) -> str:
-    """Return the batch size of a profile as cards name it."""
-    shapes = profile.trace.modules[0].input_shapes
-    return f"batch {shapes[0][0]}" if shapes and shapes[0] else "one call"
+def _batch_size(profile: ModelProfile) -> int:
+    """Return the first dimension of the first input; 1 where there is none."""
+    return next((shape[0] for shape in profile.trace.modules[0].input_shapes if shape), 1)
 
 
 def _note(*parts: str) -> str:
@@ -81,7 +80,7 @@ def _note(*parts: str) -> str:
 
 
 def _counted(profile: ModelProfile) -> Iterable[Card]:
-    totals, peak, batch = profile.totals, profile.peak, _batch(profile)
+    totals, peak, batch = profile.totals, profile.peak, f"batch {_batch_size(profile)}"
     is_bound = totals.is_lower_bound
     moved = totals.bytes_read + totals.bytes_written
     dense = "" if totals.intensity is None or is_bound else f"{units.ratio(totals.intensity)} FLOPs per byte"
@@ -123,7 +122,7 @@ def _energy_kind(source: str) -> Provenance:
 
 def _on_target(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[Card]:
     """Yield the predicted time, whether the memory suffices, and the energy; only of devices that were named."""
-    batch = _batch(profile)
+    batch = f"batch {_batch_size(profile)}"
     for prediction in profile.predictions:
         if prediction.seconds is not None:
             label, note = f"On {prediction.target}", f"{batch}, {prediction.precision}, {prediction.basis}"
@@ -136,14 +135,7 @@ def _on_target(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[
             )
             yield Card(_TARGET, f"Fits: {fits}", needed, "bytes", "estimated", note)
         for energy in prediction.energies[:1]:
-            yield Card(
-                _TARGET,
-                "Energy per call",
-                energy.joules,
-                "energy",
-                _energy_kind(energy.source),
-                _note(batch, energy.note),
-            )
+            yield _energy(_TARGET, "Energy per sample", energy.joules, _batch_size(profile), energy)
     if roofs and not profile.predictions:
         roof = roofs[0].main
         if roof.total.seconds is not None:
