@@ -95,10 +95,11 @@ class Program:
 class Runner:
     """A loaded model: call it with tensors or arrays in the model's order, get a tuple of tensors in its order.
 
-    Attributes:
-        runtime: Who runs it, such as torch or onnxruntime.
-        threads: Threads that it uses.
-        effective_precision: What it runs in; None where nobody has verified it: a runner of a bare file or module.
+    Args:
+        source: The file to load, or a module.
+        threads: Threads of the runtime.
+        precision: Precision hint for a runtime that takes one.
+        effective_precision: Precision that was verified; None for a runner of a bare file or module.
     """
 
     runtime: str
@@ -123,13 +124,13 @@ class Runner:
 
     @property
     def loaded(self) -> Any:
-        """What the runtime loaded, as a subclass has set it; a runner that was closed raises."""
+        """The object that the runtime loaded, set by the subclass; a closed runner raises."""
         if self._loaded is None:
             raise InvalidInput("this runner is closed; open it again")
         return self._loaded
 
     def close(self) -> None:
-        """Give back what the runtime holds."""
+        """Release what the runtime holds."""
         self._loaded = None
 
     def __enter__(self) -> Self:
