@@ -168,8 +168,8 @@ def _intervals_repeat(site: Site) -> bool:
 
 
 def _accepts_by_default(site: Site) -> bool:
-    config = read_config()
-    return config.budgets == ("accuracy_drop <= 0.01",) and read_config(settings=["constraints=[]"]).budgets == ()
+    default, without = read_config(), read_config(settings=["constraints=[]"])
+    return (default.all_budgets, without.all_budgets) == (("accuracy_drop <= 0.01",), ())
 
 
 def _budget_of_weights(site: Site) -> bool:
