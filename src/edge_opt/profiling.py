@@ -16,7 +16,7 @@ from edge_opt.errors import InvalidInput
 from edge_opt.loading import ModelLike, resolve_call
 from edge_opt.records.devices import Precision
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.trace import clear_memo, trace
+from edge_opt.trace import clear_memo, trace, trace_in_separate_process
 
 if TYPE_CHECKING:
     from edge_opt.boards.targets import ResolvedTarget, Target
@@ -36,6 +36,7 @@ def profile(
     runtime: str | None = None,
     threads: int | None = None,
     trust: bool = False,
+    isolate: bool = False,
 ) -> ModelProfile:
     """Return what a model costs on these inputs: per operator, per layer and as a whole, without running it.
 
@@ -56,6 +57,8 @@ def profile(
         threads: Threads of the runtime on the target; default: those of its best-known platform. For threads to
             measure with here, see `measure`.
         trust: Whether a .pt2 file may be opened, which can execute code from it.
+        isolate: Whether to trace in a separate process, so that a crash of forward raises `TraceFailed` instead of
+            ending this process. For tensors on the CPU or on meta.
 
     >>> from torch import nn
     >>> profile(nn.Linear(16, 8), (4, 16)).totals.macs == 4 * 16 * 8
@@ -70,7 +73,7 @@ def profile(
     saved = saved_profile(model)
     if saved is None:
         module, inputs, kwargs, own_name = resolve_call(model, inputs, kwargs, trust)
-        profiled = _static_profile(module, inputs, kwargs, mode, name or own_name)
+        profiled = _static_profile(module, inputs, kwargs, mode, name or own_name, isolate)
     elif inputs is not None or kwargs or mode != "eval" or measure is not False:
         raise InvalidInput("a saved profile is not profiled again; drop inputs, kwargs, mode and measure")
     else:
@@ -93,9 +96,11 @@ def profile(
 
 
 def _static_profile(
-    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, mode: Literal["eval", "train"], name: str | None
-) -> ModelProfile:
-    recorded = trace(model, inputs, kwargs, training=mode == "train")
+    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, mode: Literal["eval", "train"], name: str | None,
+    isolate: bool,
+) -> ModelProfile:  # fmt: skip
+    record = trace_in_separate_process if isolate else trace
+    recorded = record(model, inputs, kwargs, training=mode == "train")
     prices = tuple(price(signature) for signature in recorded.signatures)
     layers = layer_costs(recorded, prices)
     return ModelProfile(

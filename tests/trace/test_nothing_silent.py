@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
+import math
 import multiprocessing.pool
 import os
 import queue
@@ -11,11 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 import edge_opt as eo
 import rasp
@@ -198,6 +202,49 @@ class Elsewhere(nn.Module):
     def later(self, y):
         return lambda: self.linear(y)
 
+    def later_in_an_object(self, y):
+        return SimpleNamespace(y=y, run=lambda: self.linear(y))
+
+    def numpy_number(self, y):
+        return y * float(numpy.linalg.norm(y.numpy()))
+
+    def numpy_aside(self, y):
+        self.values = numpy.linalg.svd(y.numpy())[1]
+        return y
+
+    def item_sum(self, y):
+        return y + sum(math.sin(value.item()) for value in y.flatten())
+
+    def list_sum(self, y):
+        return y + sum(map(math.sin, y.flatten().tolist()))
+
+    def apply(self, y):
+        return y.apply_(math.sin)
+
+    def map(self, y):
+        return y.clone().map_(y, lambda a, b: a * b)
+
+    def address(self, y):
+        out = torch.empty(2, 8)
+        ctypes.memmove(out.data_ptr(), y.data_ptr() if y.sum() < 1e9 else 0, 64)
+        return out
+
+    def forked_number(self, y):
+        child = os.fork()
+        if child == 0:
+            os._exit(3)
+        return y * os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def new_thread_number(self, y):
+        results = queue.Queue()
+        _thread.start_new_thread(lambda: results.put((y @ y.T).sum()), ())
+        return y * results.get()
+
+    def without_modes(self, y):
+        with _disable_current_modes():
+            z = y @ y.T
+        return z + 1
+
 
 WAYS = [name for name, value in vars(Elsewhere).items() if callable(value) and name not in ("__init__", "forward")]
 
@@ -224,6 +271,7 @@ class Constants(nn.Module):
     def forward(self, x):
         y = self.linear(x) + self.plain + self.masks["all"] + MASK + MASK.data + self.linear.weight.data[0]
         y = y + torch.from_numpy(TABLE).to(y.device) + torch.tensor([1.0] * 8, device=y.device)
+        y = y + torch.tensor([[1.0] * 8] * 2, device=y.device)  # a matrix that Python wrote down
         return y + torch.as_tensor([2.0] * 8, device=y.device) + torch.Tensor([1.0]).to(y.device)
 
 
@@ -303,6 +351,21 @@ def test_a_number_made_in_forward_is_not_taken_for_the_work_of_a_busy_thread() -
 class InNumpy(nn.Linear):
     def forward(self, x):
         return torch.from_numpy(super().forward(x).detach().numpy() @ numpy.ones((8, 8), "float32"))
+
+
+def test_sizes_that_are_read_one_by_one_are_no_work_elsewhere() -> None:
+    class Crops(nn.Module):
+        """Reads whole numbers and writes constants, as Keypoint R-CNN does for each of its boxes."""
+
+        def forward(self, x):
+            sizes = x.abs().ceil() + 1
+            crops = torch.zeros(16, 1)
+            for index in range(16):
+                crops[index] = torch.zeros(int(sizes[index].item())).sum()
+            return crops * torch.tensor(0.5)
+
+    profile = eo.profile(Crops(), torch.rand(16))
+    assert profile.trace.used_real_tensors and not profile.totals.is_lower_bound
 
 
 def test_a_training_step_with_work_in_another_thread_is_a_lower_bound() -> None:

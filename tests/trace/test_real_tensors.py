@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.errors import TraceFailed
+from edge_opt.errors import InvalidInput, TraceFailed
 
 
 class Looks(nn.Module):
@@ -144,3 +144,80 @@ def test_models_swallowing_exceptions_still_fall_back() -> None:
             return x
 
     assert eo.profile(Swallows(), torch.zeros(2, 4)).totals.macs == 2 * (2 * 16)
+
+
+class Cast(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.inner(x)
+
+
+class CastWeights(nn.Conv2d):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.conv2d(x, self.weight, self.bias)
+
+
+ATTENTION = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "macs"),
+    [
+        (Cast(nn.Conv2d(3, 4, 3)), (2, 3, 8, 8), 2 * 4 * 36 * 27),
+        (CastWeights(3, 4, 3), (2, 3, 8, 8), 2 * 4 * 36 * 27),
+        # Projections of 8 tokens, 4 of 16 x 16; scores and values over 4 tokens; two layers of 16 x 32.
+        (Cast(ATTENTION), (2, 4, 16), 8 * (4 * 16 * 16 + 2 * 4 * 16 + 2 * 16 * 32)),
+    ],
+)
+def test_autocast_inside_a_model_is_followed(model: nn.Module, shape: tuple[int, ...], macs: int) -> None:
+    profile = eo.profile(model, shape)
+    assert profile.totals.macs == macs
+    products = [signature for signature in profile.trace.signatures if signature.op in ("aten.linear", "aten.conv2d")]
+    assert products and all(signature.outputs[0].dtype == "bfloat16" for signature in products)
+
+
+def test_autocast_around_a_profile_is_followed_each_time() -> None:
+    model = nn.Conv2d(3, 4, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        profiles = [eo.profile(model, (2, 3, 8, 8)) for _ in range(2)]
+    assert profiles[0] == profiles[1]
+    # The input, the weights and the bias are cast, and the result is in two bytes each.
+    assert profiles[0].totals.activation_bytes == 2 * (2 * 3 * 64 + 4 * 27 + 4 + 2 * 4 * 36)
+
+
+class Gradient(nn.Linear):
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(super().forward(x).sum(), x)[0]
+
+
+class Tangent(nn.Linear):
+    def forward(self, x):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+            return torch.autograd.forward_ad.unpack_dual(super().forward(dual)).tangent
+
+
+@pytest.mark.parametrize(
+    ("cls", "products"),
+    [
+        (Gradient, 2),  # with the input, and of the gradient with the weights
+        (Tangent, 3),  # with the input, with its tangent, and with the weights' tangent of zeros
+    ],
+)
+def test_gradients_inside_forward_are_counted(cls: type[nn.Linear], products: int) -> None:
+    model = cls(8, 4, bias=False)
+    profile = eo.profile(model, (2, 8))
+    assert profile.totals.macs == products * (2 * 8 * 4) and not profile.totals.is_lower_bound
+    assert model.weight.grad is None
+
+
+def test_a_training_step_of_a_lazy_module_says_what_to_do() -> None:
+    with pytest.raises(InvalidInput, match="lazy parameters"):
+        eo.training_step(nn.LazyLinear(8), (2, 8))

@@ -59,6 +59,7 @@ def profile(
         None, "-o, --output FILE", "Save as .json, .csv, .md, .txt, .html, .trace.json, .nodes.json, .onnx."
     ),
     strict: bool = option(False, "--strict", "Exit with 1 if an operator has no cost rule."),
+    isolate: bool = option(False, "--isolate", "Trace in a separate process; a crash is reported as an error."),
 ) -> None:
     """Show what each layer of a model costs, from shapes alone.
 
@@ -81,7 +82,7 @@ def profile(
         needs_layers = {
             "--measure": measure, "--level": level, "--depth": depth is not None, "--sort": sort, "--top": top,
             "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
-            "--strict": strict, "--runtime-profile": runtime_profile,
+            "--strict": strict, "--runtime-profile": runtime_profile, "--isolate": isolate,
         }  # fmt: skip
         prediction = {"precision": precision, "runtime": runtime, "threads": threads}
         _compare_targets(call_texts, target or [], prediction, needs_layers)
@@ -89,7 +90,7 @@ def profile(
     here, there = split_threads(threads, measure, target[0] if target else None)
     with measuring(measure, min_time, here, "--measure or --target") as measured, loaded_call(*call_texts) as call:
         report_progress(f"tracing {call.name}")
-        options: dict[str, Any] = {"mode": mode, "convention": convention, "measure": measured}
+        options: dict[str, Any] = {"mode": mode, "convention": convention, "measure": measured, "isolate": isolate}
         options |= {"target": target or None, "precision": precision, "runtime": runtime, "threads": there}
         result = eo.profile(call.model, call.inputs, kwargs=call.kwargs, name=call.name, **options)
         result = _with_runtime_times(result, call, runtime_profile, measure)

@@ -190,6 +190,7 @@ free_operators(
     aten.sym_size, aten.sym_numel, aten._assert_async, aten._assert_scalar, aten._assert_tensor_metadata,
     aten._functional_assert_async, aten._functional_assert_scalar, aten.result_type, aten.promote_types,
     aten.can_cast, aten.resize_, aten.set_, aten.resize_as_, aten._linalg_check_errors, aten._resize_output_,
+    aten.is_same_size, aten._has_same_storage_numel, aten._efficientzerotensor,
     "profiler::_record_function_enter_new", "profiler::_record_function_exit",
 )  # fmt: skip
 

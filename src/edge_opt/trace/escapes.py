@@ -20,16 +20,17 @@ import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.unchanged import slot_names
 from edge_opt.errors import TraceFailed
-from edge_opt.trace.module_calls import Frame
+from edge_opt.trace.inputs import flat_leaves
+from edge_opt.trace.module_calls import Frame, ModuleStack
 
 # Values that models look at to decide what to do next are few; a loop over them is more.
 _FEW_VALUES = 8
@@ -49,59 +50,77 @@ if hasattr(os, "register_at_fork"):
 
 
 class OutsideWork:
-    """Values that left the tape, and tensors that came from elsewhere."""
+    """What a trace knows about values that left the tape, and about tensors that came from elsewhere."""
 
-    def __init__(self, is_real: bool) -> None:
+    def __init__(self, stack: ModuleStack, is_real: bool) -> None:
         self.origins: list[tuple[Frame | None, str]] = []  # the module that met a result, and where it was computed
         self.has_real_inputs = is_real
+        self.thread = get_ident()
+        self._stack = stack
         self._is_real = is_real
         self._values_read = 0
+        self._floats_read = 0
         self._unknown: list[tuple[torch.Tensor, Frame | None]] = []
         self._forks = _forks[0]
         self._others_s = _seconds_of_other_threads()
+        _watch_python_loops()
+        _running.append(self)
 
-    def read_values(self, count: int) -> None:
-        """Note that Python code has seen values that depend on an input."""
+    def read_values(self, count: int, floats: int = 0, origin: str = "python") -> None:
+        """Note that Python code has seen values that depend on an input.
+
+        Integers and Booleans decide what to do next. Numbers with a fraction are computed with, unless they are few.
+        """
         self._values_read += count
+        self._floats_read += floats
+        if self._floats_read > _FEW_VALUES:
+            self.add(origin)
 
-    def meet_python_tensor(self, tensor: torch.Tensor, frame: Frame | None) -> None:
+    def meet_python_tensor(self, tensor: torch.Tensor) -> None:
         """Note a tensor that `torch.tensor`, `torch.from_numpy` or a relative of theirs just made."""
         is_numpy = not tensor.untyped_storage().resizable()
-        if self._has_left() or (is_numpy and self.has_real_inputs and not self._is_real):
-            self.add(frame, "numpy" if is_numpy else "python")
+        # A single number may be a constant or a size.
+        if (self._has_left() and tensor.numel() > 1) or (is_numpy and self.has_real_inputs and not self._is_real):
+            self.add("numpy" if is_numpy else "python")
 
-    def meet_unknown(self, tensor: torch.Tensor, frame: Frame | None) -> None:
+    def meet_unknown(self, tensor: torch.Tensor) -> None:
         """Note an operand that the tape has not seen before, and find out where it came from: now, or in `conclude`."""
-        self._unknown.append((tensor, frame))
+        self._unknown.append((tensor, self._stack.current))
         if gc.isenabled():
             self._judge()  # where the collector runs, what is young now is old later
 
-    def add(self, frame: Frame | None, origin: str) -> None:
+    def add(self, origin: str) -> None:
         """Note that a result was computed somewhere else, once per module call."""
+        self._add(self._stack.current, origin)
+
+    def _add(self, frame: Frame | None, origin: str) -> None:
         if (frame, origin) not in self.origins:
             self.origins.append((frame, origin))
 
     def _has_left(self) -> bool:
         return self._values_read > _FEW_VALUES or _forks[0] != self._forks
 
-    def conclude(self, result: Any, root: Frame | None, is_known: Callable[[torch.Tensor], bool]) -> None:
+    def conclude(self, result: Any, is_known: Callable[[torch.Tensor], bool]) -> None:
         """Judge the unknown operands and what forward returned.
 
         `is_known` tells whether a tensor's storage was recorded.
         """
-        leaves = tree_leaves(result)
+        root = self._stack.frames[0] if self._stack.frames else None
+        leaves = flat_leaves(result)
         self._unknown += [(leaf, root) for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_known(leaf)]
         if any(callable(leaf) and not isinstance(leaf, (type, nn.Module, torch.Tensor)) for leaf in leaves):
-            self.add(root, "a function that forward returns")
+            self._add(root, "a function that forward returns")
         numpy = sys.modules.get("numpy")
         numbers = (float, complex) if numpy is None else (float, complex, numpy.ndarray, numpy.floating)
         if self._has_left() and any(isinstance(leaf, numbers) for leaf in leaves):
-            self.add(root, "python")
+            self._add(root, "python")
+        if _forks[0] != self._forks:
+            self._add(root, "another process")
         self._judge()
 
     def _judge(self) -> None:
         for tensor, frame in self._made_elsewhere():
-            self.add(frame, "numpy" if not tensor.untyped_storage().resizable() else "another thread or C")
+            self._add(frame, "numpy" if not tensor.untyped_storage().resizable() else "another thread or C")
         self._unknown.clear()
 
     def _made_elsewhere(self) -> Iterable[tuple[torch.Tensor, Frame | None]]:
@@ -110,13 +129,12 @@ class OutsideWork:
             return []
         young = _young_ids()
         candidates = [(tensor, frame) for tensor, frame in self._unknown if id(tensor) in young]
-        if not self._is_real and candidates:
-            # On the meta device `torch.tensor([1, 2], device=x.device)` makes a tensor that no mode sees. It looks like
-            # the result of another thread, so there has to be more to it: a thread that worked, or a size that nobody
-            # writes down in Python. A single number is not suspicious: models make one for each mask.
-            is_busy = _seconds_of_other_threads() - self._others_s > _BUSY_S or self._has_left()
-            least = 1 if is_busy else _MOST_NUMBERS
-            candidates = [pair for pair in candidates if pair[0].numel() > least]
+        is_busy = _seconds_of_other_threads() - self._others_s > _BUSY_S or self._has_left()
+        if not self._is_real and not is_busy:
+            # On the meta device `torch.as_tensor([1, 2], device=x.device)` makes a tensor that no mode sees. It looks
+            # like the result of another thread, so there has to be more to it: a thread that worked, a size that nobody
+            # writes down in Python, or numbers with a fraction in more than one dimension.
+            candidates = [pair for pair in candidates if pair[0].numel() > _MOST_NUMBERS or _is_matrix(pair[0])]
         if not candidates:
             return []
         storages = set(map(_address, _tensors_among(gc.get_objects(2))))
@@ -126,6 +144,12 @@ class OutsideWork:
         """Let go of every tensor and module."""
         self._unknown.clear()
         self.origins.clear()
+        if self in _running:
+            _running.remove(self)
+
+
+def _is_matrix(tensor: torch.Tensor) -> bool:
+    return tensor.dim() > 1 and tensor.is_floating_point()
 
 
 def _young_ids() -> set[int]:
@@ -162,18 +186,40 @@ class ValueReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READERS and not self._is_constant(args[0]):
-            self._outside.read_values(args[0].numel() + _FEW_VALUES)
-        result = func(*args, **(kwargs or {}))
-        if func in _PYTHON_LOOPS:
-            self._outside.add(None, "python")
-        return result
+            origin, count = _READERS[func], args[0].numel()
+            has_floats = origin and (args[0].is_floating_point() or args[0].is_complex())
+            self._outside.read_values(count + _FEW_VALUES, count if has_floats else 0, origin)
+        return func(*args, **(kwargs or {}))
 
 
-_PYTHON_LOOPS = frozenset((torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_))  # type: ignore[attr-defined]
-_READERS = frozenset((
-    torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.data_ptr, torch.Tensor.__dlpack__,
-    torch.Tensor.__reduce_ex__, *_PYTHON_LOOPS,
-))  # fmt: skip
+# With where the values go; "" where that need not be a computation.
+_READERS = {
+    torch.Tensor.numpy: "numpy", torch.Tensor.__array__: "numpy", torch.Tensor.__dlpack__: "numpy",
+    torch.Tensor.tolist: "python", torch.Tensor.data_ptr: "C", torch.Tensor.__reduce_ex__: "",
+}  # fmt: skip
+_running: list[OutsideWork] = []
+
+
+def _watch_python_loops() -> None:
+    """Notice `apply_`, `map_` and `map2_` from the first trace on: on meta they do nothing, and no mode sees them.
+
+    Torch's methods are replaced once for the process. To replace them for each trace would use up the versions of a
+    class that Python 3.13 caches look-ups by.
+    """
+    for name in ("apply_", "map_", "map2_"):
+        method = getattr(torch.Tensor, name)
+        if not hasattr(method, "__wrapped__"):
+            setattr(torch.Tensor, name, _noticed(method))
+
+
+def _noticed(method: Any) -> Any:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _running and _running[-1].thread == get_ident():
+            _running[-1].add("python")
+        return method(*args, **kwargs)
+
+    return call
 
 
 # Tensors that outlive a trace

@@ -260,13 +260,16 @@ def flat_tensors(answer: Any) -> list[torch.Tensor]:
     >>> flat_tensors((torch.tensor(1), {"a": SimpleNamespace(b=torch.tensor(2))}))
     [tensor(1), tensor(2)]
     """
-    tensors: list[torch.Tensor] = []
+    return [leaf for leaf in flat_leaves(answer) if isinstance(leaf, torch.Tensor)]
+
+
+def flat_leaves(answer: Any) -> list[Any]:
+    """Return everything in an answer that has no parts, in order."""
+    leaves: list[Any] = []
     for leaf in tree_leaves(answer):
-        if isinstance(leaf, torch.Tensor):
-            tensors.append(leaf)
-        else:
-            tensors += [tensor for part in _parts(leaf).values() for tensor in flat_tensors(part)]
-    return tensors
+        parts = {} if isinstance(leaf, torch.Tensor) else _parts(leaf)
+        leaves += [item for part in parts.values() for item in flat_leaves(part)] if parts else [leaf]
+    return leaves
 
 
 def map_tensors(function: Callable[..., Any], *answers: Any) -> Any:

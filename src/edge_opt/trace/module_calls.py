@@ -46,11 +46,14 @@ class ModuleStack:
         self.frames: list[Frame] = []
         self.current: Frame | None = None
         self.refused: Frame | None = None
+        self.on_enter: Callable[[], None] | None = None
         self._calls: dict[str, int] = {}
         self._refusal: BaseException | None = None
         self._forwards: list[tuple[dict[str, Any], Any]] = []  # of watched modules, as they were
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+        if self.on_enter is not None:
+            self.on_enter()
         cls = type(module)
         frame = self._begin(self.paths[module], cls.__name__, cls.__module__)
         frame.inputs = _shapes_in(args[0] if len(args) == 1 and not kwargs else (args, kwargs))

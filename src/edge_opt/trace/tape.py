@@ -46,6 +46,8 @@ _MASKS = (torch.bool, torch.uint8)
 _TAKEN_APART = (Behavior.DECOMPOSE, Behavior.CONTROL)  # a tuple: looking up a set would call `Enum.__hash__` in Python
 _lift_fresh = torch.ops.aten.lift_fresh.default
 _detach = torch.ops.aten.detach.default
+_detach_in_place = torch.ops.aten.detach_.default
+_to_dtype = torch.ops.aten.to.dtype
 
 # Tensors made inside forward (masks, position ids) stay real up to SMALL: code may look at their values, and caches
 # that outlive the trace hold what they would hold anyway.
@@ -53,7 +55,26 @@ _CONSTANT_WORK_LIMIT = 1 << 24
 
 
 class NeedsData(BaseException):
-    """The model looked at a value, which a meta tensor does not have. Not an Exception: models must not swallow it."""
+    """The model needs a value, which a meta tensor does not have. Not an Exception: models must not swallow it."""
+
+    def __init__(self, what: str, why: str = "the model looks at values") -> None:
+        super().__init__(f"{why} ({what})")
+
+
+_AUTOCAST = ("torch.autocast", "only real tensors are cast")
+
+
+def _check_autocast() -> None:
+    """Ask for real tensors under autocast: it casts by device, and would leave tensors on meta as they are."""
+    if torch.is_autocast_enabled("cpu"):
+        raise NeedsData(*_AUTOCAST)
+
+
+def _is_cast_by_autocast(dtype: torch.dtype) -> bool:
+    """Return whether autocast is on and casts to this type. Its own kernels run as if it were off."""
+    depth = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return depth > 0 and dtype is torch.get_autocast_dtype("cpu")
 
 
 class _Operands:
@@ -63,6 +84,7 @@ class _Operands:
     has_own = False  # the model's parameters and buffers: real, but not to be computed with
     has_constant = False  # small and real: made inside forward, or an input of integers
     has_device = False
+    is_detached = False  # by `detach_`
     work = 1
 
     def __init__(self) -> None:
@@ -82,11 +104,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.lifetimes = lifetimes
         self._numbers = lifetimes.numbers
         self.is_real = is_real
+        stack.on_enter = None if is_real else _check_autocast
         self.ops: list[OpCall] = []
         self.signatures: list[OpSignature] = []
         self.has_read_values = False
         self.notes: list[str] = []  # what forward adds for readers of the profile
-        self.outside = OutsideWork(is_real)
+        self.outside = OutsideWork(stack, is_real)
         self.constants: Collection[int] = ()  # ids of tensors that the model holds beside its own
         self.shape_error: BaseException | None = None
         self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -119,11 +142,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _lift_fresh:
             # `torch.tensor(...)` or `torch.from_numpy(...)` inside forward: it is new, and its values are known.
             self.lifetimes.born(args[0])
-            self.outside.meet_python_tensor(args[0], self.stack.current)
+            self.outside.meet_python_tensor(args[0])
         elif func is INDEX and any(index is not None and index.dtype in _MASKS for index in args[1]):
             kind = Behavior.DATA
         key_parts: list[Any] = [id(func)]
         operands = _Operands()
+        operands.is_detached = func is _detach_in_place
         self._describe(args, key_parts, operands)
         if kwargs:
             key_parts.append(tuple(kwargs))
@@ -135,6 +159,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if operands.has_device and not self.is_real:
                 args, kwargs = _at(_CPU, args, kwargs)
             return self._run(facts, args, kwargs, key_parts, operands)
+        if func is _to_dtype and operands.has_own and _is_cast_by_autocast(args[1]):
+            raise NeedsData(*_AUTOCAST)
         if kind is Behavior.DATA:
             if operands.has_meta or not self._written.isdisjoint(operands.reads):
                 raise NeedsData(facts.name)
@@ -216,7 +242,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # No operator made it: it was there before the trace, or it was computed elsewhere.
             is_unknown = id(value) not in self._roles and id(value) not in self.constants
             if is_unknown:
-                self.outside.meet_unknown(value, self.stack.current)
+                # `torch.tensor(..., device=x.device)` detaches what it made; on meta nothing else of it can be seen.
+                meet = self.outside.meet_python_tensor if operands.is_detached else self.outside.meet_unknown
+                meet(value)
             number = self.lifetimes.register(value, self._roles.get(id(value), "buffer"))
             if is_meta and is_unknown and self._is_on_cpu:
                 self.lifetimes.note_stand_in(value.untyped_storage(), number)
@@ -319,7 +347,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = self._call(facts, args, kwargs)
         if facts.name == "aten.set_":
             # A tensor was given another storage, as when it is read from a pickle.
-            self.outside.meet_python_tensor(args[0], self.stack.current)
+            self.outside.meet_python_tensor(args[0])
         outputs = _tensors_in(result)
         # Values may decide the output's shape here, so it is part of the key.
         key = (*key_parts, tuple(shape_of(tensor) for tensor in outputs))
@@ -335,7 +363,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._input_dependent.update(results)
             if not outputs:
-                self.outside.read_values(1)
+                is_number = isinstance(result, (float, complex))
+                is_whole = isinstance(result, float) and result.is_integer()  # such as a size that was rounded
+                self.outside.read_values(1, int(is_number and not is_whole))
         return result
 
     def is_constant(self, tensor: torch.Tensor) -> bool:
@@ -348,7 +378,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def record_outside_work(self, result: Any) -> None:
         """Record what was computed elsewhere, as operators without a cost rule, after forward has returned."""
         stack = self.stack
-        self.outside.conclude(result, stack.frames[0] if stack.frames else None, self._is_recorded)
+        self.outside.conclude(result, self._is_recorded)
         for frame, origin in self.outside.origins:
             outer, stack.current = stack.current, frame
             self._record(OpSignature(f"{OUTSIDE} ({origin})", (), (), (), (), False, 0, ()), [], [])

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextvars
 import gc
 import inspect
+import multiprocessing
 import os
 import re
+import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -90,6 +93,49 @@ def trace(
         return trace_with_fallback(traced, arguments)
 
 
+def trace_in_separate_process(*args: Any, **options: Any) -> Trace:
+    """Return what `trace` returns, from a forked process: a crash there is refused with its signal.
+
+    Forked rather than started afresh, because a model need not be picklable. Only this thread is copied, so that torch
+    must not wait for its other threads there: it computes with one.
+    """
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise InvalidInput("isolate=True needs a system that can fork a process: Linux, macOS or WSL")
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def work() -> None:
+        torch.set_num_threads(1)
+        try:
+            sender.send(trace(*args, **options))
+        except EdgeOptError as error:
+            error.__cause__ = error.__context__ = None  # they may hold what cannot be pickled
+            sender.send(error)
+
+    process = context.Process(target=work)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork among threads: see above
+        process.start()
+    sender.close()
+    try:
+        outcome = receiver.recv()
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        if code >= 0:
+            raise TraceFailed(f"forward ended the process that traced it, with exit code {code}") from None
+        raise TraceFailed(
+            f"the process that traced the model was ended by {signal.Signals(-code).name}. Tensors of a trace have no "
+            "memory: code in C that reads data_ptr() must not run in forward when x.is_meta"
+        ) from None
+    finally:
+        process.kill()
+        process.join()
+    if isinstance(outcome, EdgeOptError):
+        raise outcome
+    return outcome  # type: ignore[no-any-return]
+
+
 def trace_with_fallback(traced: TracedModel, arguments: CallArguments) -> Trace:
     """Return the trace on meta tensors, or on real ones where those do not do."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in traced.paths):
@@ -102,7 +148,7 @@ def trace_with_fallback(traced: TracedModel, arguments: CallArguments) -> Trace:
             try:
                 return _run(traced, arguments, is_real=False)
             except NeedsData as signal:
-                why, refused = f"the model looks at values ({signal})", None
+                why, refused = str(signal), None
                 break
             except _Refused as error:
                 if not had_compiler and _without_compiler(settings):
@@ -165,7 +211,12 @@ def _own_tensors(modules: Iterable[nn.Module]) -> list[tuple[torch.Tensor, Role]
 def _check(model: nn.Module, paths: dict[nn.Module, str], tensors: list[tuple[torch.Tensor, Role]]) -> None:
     if len(paths) == 1 and type(model) in (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict):
         raise InvalidInput(f"the model is empty: a {type(model).__name__} with no layers")
-    if any(nn.parameter.is_lazy(tensor) for tensor, _ in tensors):
+    check_initialized(tensor for tensor, _ in tensors)
+
+
+def check_initialized(tensors: Iterable[torch.Tensor]) -> None:
+    """Refuse parameters and buffers of lazy modules that have no shape yet."""
+    if any(map(nn.parameter.is_lazy, tensors)):
         raise InvalidInput("the model has lazy parameters without a shape; run it once on real inputs first")
 
 
@@ -175,13 +226,24 @@ def _real_trace(traced: TracedModel, arguments: CallArguments, why: str, refused
         if refused is not None:
             raise _explained(refused, arguments) from refused.__cause__
         raise TraceFailed(f"{why}, and its weights are on the meta device; build it with real weights to profile it")
-    try:
-        return _run(traced, arguments, is_real=True, note=f"traced with real tensors: {why}")
-    except _Refused as again:
-        raise _explained(again, arguments) from again.__cause__
+    for has_gradients in (False, True):
+        try:
+            note = f"traced with real tensors: {why}"
+            return _run(traced, arguments, is_real=True, note=note, has_gradients=has_gradients)
+        except _Refused as again:
+            if has_gradients or not any(words in str(again.__cause__) for words in _NO_GRADIENTS):
+                raise _explained(again, arguments) from again.__cause__
+            why = "forward computes gradients"
+    raise AssertionError("the second attempt returns or raises")
 
 
-def _run(traced: TracedModel, arguments: CallArguments, is_real: bool, note: str | None = None) -> Trace:
+# What torch says where a trace skipped autograd, in reverse mode and in forward mode.
+_NO_GRADIENTS = ("does not require grad", "Expected this function to only be reached in inference mode")
+
+
+def _run(
+    traced: TracedModel, arguments: CallArguments, is_real: bool, note: str | None = None, has_gradients: bool = False
+) -> Trace:
     """Run forward once under the tape; then nothing of it is left."""
     modules = list(traced.paths)
     stack, lifetimes = ModuleStack(traced.paths), Lifetimes()
@@ -194,7 +256,7 @@ def _run(traced: TracedModel, arguments: CallArguments, is_real: bool, note: str
         try:
             with unchanged(modules, traced.training) as snapshot:
                 tape.constants = snapshot.tensors
-                storages, input_bytes, invented = _forward(traced, arguments, tape)
+                storages, input_bytes, invented = _forward(traced, arguments, tape, has_gradients)
             calls = stack.calls(owned)
         except BaseException as error:
             forget_frames(error)
@@ -203,6 +265,7 @@ def _run(traced: TracedModel, arguments: CallArguments, is_real: bool, note: str
         finally:
             stack.end()
             tape.end()
+            torch.clear_autocast_cache()  # type: ignore[no-untyped-call]
             release_trace_tensors(partial(lifetimes.survivors, tape.is_input_independent), has_failed)
     sizes = {id(tensor): nbytes_of(tensor) for tensor, _ in traced.tensors}
     buffers = {id(tensor) for tensor, role in traced.tensors if role == "buffer"}
@@ -225,20 +288,25 @@ def _run(traced: TracedModel, arguments: CallArguments, is_real: bool, note: str
     )
 
 
-def _forward(traced: TracedModel, arguments: CallArguments, tape: Tape) -> tuple[tuple[StorageInfo, ...], int, bool]:
+def _forward(
+    traced: TracedModel, arguments: CallArguments, tape: Tape, has_gradients: bool
+) -> tuple[tuple[StorageInfo, ...], int, bool]:
     """Run forward under the tape: the storages it made, the bytes it was given, and whether values were invented."""
     is_real, lifetimes, stack = tape.is_real, tape.lifetimes, tape.stack
     # torch runs a mode below autograd's layers of the dispatcher, where composite operators have come apart already.
     # This private guard skips these layers, so that `linear` or `layer_norm` reach the tape whole. A second mode above
     # autograd is no alternative: torch has none, and a TorchFunctionMode misses what C++ calls. If it disappears, the
     # tests of exact MACs fail with operators such as `addmm` in the place of `linear`.
-    whole_operators = torch._C._AutoDispatchBelowADInplaceOrView()
-    with torch.no_grad(), whole_operators:
+    # Where forward itself asks autograd for gradients, composite operators do come apart.
+    whole_operators = nullcontext() if has_gradients else torch._C._AutoDispatchBelowADInplaceOrView()
+    with torch.set_grad_enabled(has_gradients), whole_operators:
         call, inputs, invented = _build_inputs(traced, arguments, is_real)
         for tensor in inputs:
             lifetimes.register(tensor, "input")
             tape.outside.has_real_inputs |= not tensor.is_meta
         buffers = [(tensor, tensor.clone()) for tensor, role in traced.tensors if is_real and role == "buffer"]
+        if isinstance(traced.model, ShapeOnlyModule):
+            stack.on_enter = None  # a file says itself what it casts
         stack.watch(list(traced.paths))
         reads = ValueReads(tape.outside, tape.is_constant) if is_real else nullcontext()
         try:

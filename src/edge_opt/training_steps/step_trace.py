@@ -28,7 +28,7 @@ from edge_opt.trace.lifetimes import Lifetimes, nbytes_of, storage_of
 from edge_opt.trace.module_calls import Frame, ModuleStack, module_paths, owned_parameters
 from edge_opt.trace.operators import Behavior, facts_of
 from edge_opt.trace.tape import NeedsData, Tape
-from edge_opt.trace.tracer import one_at_a_time
+from edge_opt.trace.tracer import check_initialized, one_at_a_time
 from edge_opt.training_steps.cpu_kernels import as_on_cpu, casting
 
 Loss = Callable[[Any], torch.Tensor]
@@ -263,12 +263,13 @@ class TracedStep:
 
 def trace_step(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> TracedStep:
     """Trace one step, first on meta tensors; on real copies of the parameters where the model looks at values."""
+    check_initialized([*model.parameters(), *model.buffers()])
     with one_at_a_time():
         for floats_on_meta in (False, True):
             try:
                 return _run(model, arguments, plan, is_real=False, floats_on_meta=floats_on_meta)
             except NeedsData as signal:
-                why = f"the model looks at values ({signal})"
+                why = str(signal)
                 break
             except _Mixed as error:
                 if floats_on_meta:
