@@ -50,7 +50,7 @@ from edge_opt.run.model_and_data import ModelAndData, ScoreSummary, weights_from
 from edge_opt.run.run_summary import check_target
 from edge_opt.run.screening import choose_space
 from edge_opt.run.time_finalists import BOARD_RUNTIMES, REPORT_S, FinalistTimer, finals_seconds, measure_on_board
-from edge_opt.search.isolation import Phase, keep_fork_servers
+from edge_opt.search.isolation import Phase, keep_fork_servers, limit_user_code
 from edge_opt.search.locks import build_lock, folder_lock
 from edge_opt.search.space import Space
 from edge_opt.search.store import Sources, Store
@@ -107,7 +107,7 @@ def run(
     check_target(config)
     search = _search_options(config, **options)
     source = ModelAndData.from_config(config)
-    splits, untrained = source.splits(), source.build()
+    splits, untrained = _loaded(source)
     for path in config.layer_pruning:
         check_path(untrained, path)
     _check_trainable(source, splits, untrained)
@@ -162,21 +162,22 @@ def sweep(
     search = _search_options(config, workers=workers, scheduler=scheduler, insecure=insecure, retry_failed=retry_failed)
     reference = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
     source = ModelAndData.from_arguments(reference or resolve_call(model)[0], loaders, inputs, config)
-    splits, original = source.splits(), source.build()
+    splits, original = _loaded(source)
     for path in config.layer_pruning:
         check_path(original, path)
     # A factory may train, or draw its weights anew, at each call: all processes get the first model.
     source = source.holding(original)
-    call = source.call(splits, original)
-    shape = first_shape(call)
-    if inputs is not None and tuple(shape) != tuple(inputs):
-        raise InvalidInput(f"inputs is {tuple(inputs)}, and samples of the data make it {tuple(shape)}")
-    task = source.task()
-    task.check(original, splits.validation)
-    # A loss that does not fit is refused before anything is trained.
-    if config.fine_tune_epochs > 0 and (config.prunes or config.train_for_int8):
-        task.check(original, splits.train)
-    profiled = profile(original, call_inputs(call), name=type(original).__name__)
+    with limit_user_code(config.time_limit_s, "the first call of model, loss and metric"):
+        call = source.call(splits, original)
+        shape = first_shape(call)
+        if inputs is not None and tuple(shape) != tuple(inputs):
+            raise InvalidInput(f"inputs is {tuple(inputs)}, and samples of the data make it {tuple(shape)}")
+        task = source.task()
+        task.check(original, splits.validation)
+        # A loss that does not fit is refused before anything is trained.
+        if config.fine_tune_epochs > 0 and (config.prunes or config.train_for_int8):
+            task.check(original, splits.train)
+        profiled = profile(original, call_inputs(call), name=type(original).__name__)
     name = reference or profiled.name
     keys = {key: value for key, value in config.subset(*RESULT_SCOPES).items() if key in SWEEP_KEYS}
     depends_on = {"model": name, "batch_size": shape[0], **keys}
@@ -348,6 +349,19 @@ def digest(settings: Mapping[str, Any]) -> str:
     True
     """
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _loaded(source: ModelAndData) -> tuple[Splits, nn.Module]:
+    """Load the data and build the model.
+
+    Both may take long for good reasons, such as a download or training: only a limit that was set applies to them.
+    """
+    config = source.config
+    limit_s = config.time_limit_s if "time_limit_s" in config.model_fields_set else None
+    with limit_user_code(limit_s, "loading the data"):
+        splits = source.splits()
+    with limit_user_code(limit_s, "building the model"):
+        return splits, source.build()
 
 
 def _as_config(config: RunConfig | str | os.PathLike[str] | Mapping[str, Any]) -> RunConfig:

@@ -35,6 +35,7 @@ from edge_opt._support.progress import progress_to
 from edge_opt.records.sweeps import TrialMetrics
 
 _PR_SET_PDEATHSIG = 1
+WHERE_ARE_YOU = signal.SIGUSR1
 
 
 def serve(preload: list[str]) -> None:
@@ -141,6 +142,8 @@ def _run_child(request: tuple[str, str, bytes], parent: int) -> NoReturn:
         # A killed child flushes nothing. Line buffering keeps its last messages in the log.
         cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)
         faulthandler.enable(2)
+        # The parent sends it before it ends a child that takes too long: the log then says where the child was.
+        faulthandler.register(WHERE_ARE_YOU, 2, all_threads=False)
         with progress_to(_ProgressFile(Path(result).with_name(PROGRESS_FILE))):
             Path(result).write_text(json.dumps(_outcome(payload)), encoding="utf-8")
     except BaseException:

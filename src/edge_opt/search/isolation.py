@@ -7,15 +7,18 @@ import errno
 import json
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, Literal, Protocol, cast
 
 from edge_opt import units
@@ -24,7 +27,7 @@ from edge_opt._support.progress import report_progress
 from edge_opt.errors import EdgeOptError, InvalidInput, NotSaved
 from edge_opt.records.fields import field, record
 from edge_opt.records.sweeps import Candidate, Failure, TrialMetrics
-from edge_opt.search.fork_server import PROGRESS_FILE, end_group
+from edge_opt.search.fork_server import PROGRESS_FILE, WHERE_ARE_YOU, end_group
 
 # train, evaluate, screen and probe concern the baseline; the others a candidate, or several in "compare".
 Phase = Literal["train", "evaluate", "screen", "build", "measure", "compare", "score", "probe"]
@@ -229,7 +232,7 @@ class Isolation:
         progress.unlink(missing_ok=True)
         begun = time.monotonic()
         request = pickle.dumps((str(result), str(log), pickle.dumps((job, phase, arguments))))
-        outcome = self._watch(request, phase, limits, progress) or _read_result(result, phase)
+        outcome = self._watch(request, phase, limits, progress, log) or _read_result(result, phase)
         for file in (result, progress):
             file.unlink(missing_ok=True)
         if outcome.failure == "crashed":
@@ -238,7 +241,7 @@ class Isolation:
             outcome = replace(outcome, reason=f"{outcome.reason}; see {log.name}")
         return replace(outcome, seconds=time.monotonic() - begun)
 
-    def _watch(self, request: bytes, phase: Phase, limits: Limits, progress: Path) -> Outcome | None:
+    def _watch(self, request: bytes, phase: Phase, limits: Limits, progress: Path, log: Path) -> Outcome | None:
         """Wait for the child; return how it failed, or None where it ended by itself with exit code 0."""
         server = self._started()
         begun = time.monotonic()
@@ -254,6 +257,8 @@ class Isolation:
                 if ending is None:
                     ending = _beyond(limits, phase, pid, time.monotonic() - begun)
                     if ending is not None:
+                        if ending.failure == "timed out":
+                            ending = replace(ending, reason=ending.reason + _position(pid, log))
                         end_group(pid)
             code = os.waitstatus_to_exitcode(int(server.reply()["status"]))
         except (OSError, _ServerEnded):
@@ -301,6 +306,56 @@ def _beyond(limits: Limits, phase: Phase, pid: int, seconds: float) -> Outcome |
         limit = units.size(limits.memory_bytes)
         return Outcome(None, "out of memory", f"{phase} used more memory than the limit of {limit}")
     return None
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
+_NOT_THE_USERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+
+
+def _position(pid: int, log: Path) -> str:
+    """Return where in the user's code a child is, from the traceback that it writes to its log when asked; "" if none.
+
+    faulthandler writes it inside the signal handler, so it also works for a child that hangs in compiled code.
+    """
+    with contextlib.suppress(OSError):
+        os.kill(pid, WHERE_ARE_YOU)
+        time.sleep(0.2)
+        for frame in _FRAME.finditer(log.read_text(encoding="utf-8", errors="replace")):
+            if not frame["file"].startswith((*_NOT_THE_USERS, "<")):
+                return f", in {frame['name']} ({Path(frame['file']).name}, line {frame['line']})"
+    return ""
+
+
+class _TimeIsUp(BaseException):
+    """Raised by the timer. Not an Exception, which code of the user may catch."""
+
+
+@contextlib.contextmanager
+def limit_user_code(seconds: float | None, what: str) -> Iterator[None]:
+    """Interrupt code of the user that runs in this process and takes longer than the limit.
+
+    A signal reaches Python code, sleeps and locks, not a loop inside compiled code; and the main thread only, so
+    elsewhere there is no limit.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def raise_at(_: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_filename.startswith((*_NOT_THE_USERS, "<")):
+            frame = frame.f_back
+        where = "" if frame is None else f", in {frame.f_code.co_name} (line {frame.f_lineno})"
+        raise _TimeIsUp(f"{what} took longer than time_limit_s, {seconds:g} s{where}")
+
+    former = signal.signal(signal.SIGALRM, raise_at)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _TimeIsUp as error:
+        raise InvalidInput(f"{error}; end it sooner, or raise time_limit_s") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
 
 
 def resident_bytes(pid: int) -> int:
