@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +33,42 @@ assert peaks[0] == peaks[1], peaks
 @pytest.mark.parametrize("expression", ["q * k", "F.scaled_dot_product_attention(q, k, v)", "torch.cdist(q, k) @ v"])
 def test_views_of_a_projection_do_not_outlive_their_block(expression: str) -> None:
     subprocess.run([sys.executable, "-c", SCRIPT.format(expression=expression)], check=True)
+
+
+TABLE = """
+import hashlib, json, random, sys
+import torch
+import edge_opt as eo
+from zoo import torchvision_models
+
+models = torchvision_models()
+names = sorted(sys.argv[2:])
+random.Random(int(sys.argv[1])).shuffle(names)
+rows = {}
+for name in names + names[::-1]:
+    with torch.device("meta"):
+        model = models.get_model(name, weights=None)
+    size = 299 if name == "inception_v3" else 224
+    profile = eo.profile(model, (1, 3, size, size))
+    text = repr((profile.totals, profile.peak, profile.layers)).encode()
+    rows.setdefault(name, set()).add(hashlib.sha256(text).hexdigest())
+print(json.dumps({name: sorted(digests) for name, digests in rows.items()}, sort_keys=True))
+"""
+NAMES = (
+    "alexnet densenet121 efficientnet_b0 googlenet inception_v3 maxvit_t mnasnet0_5 mobilenet_v3_small "
+    "resnet18 resnext50_32x4d shufflenet_v2_x0_5 squeezenet1_1 swin_t vgg11 vit_b_16"
+).split()
+
+
+def test_profiles_do_not_depend_on_the_process_or_the_order() -> None:
+    support = str(Path(__file__).parents[1] / "support")
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", TABLE, seed, *NAMES], check=True, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": support, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    first, second = map(json.loads, outputs)
+    assert first == second
+    assert sorted(first) == sorted(NAMES) and all(len(digests) == 1 for digests in first.values())
