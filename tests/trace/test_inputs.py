@@ -111,7 +111,7 @@ def test_dtype_can_be_named() -> None:
         (lambda: eo.profile(nn.Linear(4, 2), (0, 4)), r"\(0, 4\).*at least 1"),
         (lambda: eo.profile(nn.Linear(4, 2), (-1, 4)), r"\(-1, 4\).*-1.*at least 1"),
         (lambda: eo.profile(nn.Linear, (1, 4)), "the class Linear; call it first"),
-        (lambda: eo.profile("resnet50", (1, 4)), "this is a str"),
+        (lambda: eo.profile([nn.Linear(4, 2)], (1, 4)), "this is a list"),
         (lambda: eo.profile(nn.Sequential(), (1, 4)), "empty: a Sequential with no layers"),
         (lambda: eo.profile(nn.Linear(4, 2), (1, 4), mode="test"), "mode is 'test'.*one of eval, train"),
         (lambda: eo.profile(nn.LazyLinear(2), (1, 4)), "lazy parameters"),
