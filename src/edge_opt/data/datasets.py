@@ -14,7 +14,7 @@ import urllib.request
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import DataNotFound, EdgeOptError, InvalidInput, first_line
 from edge_opt.loading import find_object, parse_reference
-from edge_opt.records.fields import Record
+from edge_opt.records.fields import Record, field, record
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -59,27 +59,17 @@ def _feed(digest: Any, value: Any) -> None:
 Indices = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Splits(Record):
-    """Four loaders of (inputs, labels) batches.
+    """Four loaders of (inputs, labels) batches."""
 
-    Attributes:
-        name: Name of the dataset.
-        train: What models learn from.
-        calibration: What decides the ranges of int8.
-        validation: What candidates are chosen on.
-        test: Data on which the winner is reported; None if there is none.
-        checksums: Files of the source with their SHA-256; empty where none are known.
-        indices: Which samples of the source are in which part; empty where we did not make the parts.
-    """
-
-    name: str
-    train: Iterable[Any]
-    calibration: Iterable[Any]
-    validation: Iterable[Any]
-    test: Iterable[Any] | None
-    checksums: tuple[tuple[str, str], ...] = ()
-    indices: Mapping[str, Indices] = field(default_factory=dict)
+    name: str = field("Name of the dataset.")
+    train: Iterable[Any] = field("What models learn from.")
+    calibration: Iterable[Any] = field("What decides the ranges of int8.")
+    validation: Iterable[Any] = field("What candidates are chosen on.")
+    test: Iterable[Any] | None = field("Data on which the winner is reported; None if there is none.")
+    checksums: tuple[tuple[str, str], ...] = field("SHA-256 by file of the source; empty where not known.", default=())
+    indices: Mapping[str, Indices] = field("Samples by part; empty where we did not make the parts.", factory=dict)
 
     def sizes(self) -> dict[str, int]:
         """Return the number of samples by part, where we made the parts."""

@@ -63,6 +63,7 @@ def field(
     title: str = "",
     kind: Kind | None = None,
     default: Any = dataclasses.MISSING,
+    factory: Any = dataclasses.MISSING,
     compare: bool = True,
 ) -> Any:
     """Declare one field of a record.
@@ -74,10 +75,11 @@ def field(
         kind: How the value is written; by default as the name's unit says.
         default: The value of a record that was made without it, also of a file that was written before the field
             existed.
+        factory: Makes the default where it is a value that can change, such as `dict`.
         compare: Whether two records that differ here are different.
     """
     metadata = {"description": description, "title": title, "kind": kind}
-    return dataclasses.field(default=default, compare=compare, metadata=metadata)
+    return dataclasses.field(default=default, default_factory=factory, compare=compare, metadata=metadata)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

@@ -35,6 +35,7 @@ from edge_opt.profiling import profile
 from edge_opt.pruning.recipe import fingerprint, save_cut
 from edge_opt.records.compression import PruneSpec
 from edge_opt.records.conversions import Converted, Exported
+from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Latency
 from edge_opt.records.sweeps import Candidate, TrialMetrics
 from edge_opt.run.config import GRID, RunConfig
@@ -178,34 +179,22 @@ def _make_variant(source: ModelAndData, splits: Splits, candidate: Candidate, fo
     draft.replace(folder)
 
 
-@dataclass(frozen=True)
+@record
 class Baseline:
-    """The eager, unpruned model that the others are compared with.
+    """The eager, unpruned model that the others are compared with."""
 
-    Attributes:
-        score: Its score on validation.
-        macs: MACs of one batch.
-        params: Its parameters.
-    """
-
-    score: ScoreSummary
-    macs: int
-    params: int
+    score: ScoreSummary = field("Its score on validation.")
+    macs: int = field("MACs of one batch.")
+    params: int = field("Its parameters.")
 
 
-@dataclass(frozen=True)
+@record
 class PipelineJob:
-    """The phases of a run that have a process of their own: train, screen, build, measure, score, probe.
+    """The phases of a run that have a process of their own: train, screen, build, measure, score, probe."""
 
-    Attributes:
-        source: Model, data and configuration.
-        cache: Folder of pruned and fine-tuned models.
-        baseline: The model that the others are compared with; None while it is trained.
-    """
-
-    source: ModelAndData
-    cache: Path
-    baseline: Baseline | None = None
+    source: ModelAndData = field("Model, data and configuration.")
+    cache: Path = field("Folder of pruned and fine-tuned models.")
+    baseline: Baseline | None = field("What others are compared with; None while it is trained.", default=None)
 
     @property
     def config(self) -> RunConfig:

@@ -8,7 +8,7 @@ import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from edge_opt.data import Splits, load_splits
 from edge_opt.data.datasets import seeded, splits_of
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import absolute_reference, check_can_change, import_source, load_model
+from edge_opt.records.fields import Record, field, record
 from edge_opt.records.sweeps import MetricDirection
 from edge_opt.run.config import RunConfig
 from edge_opt.search.choose import packed_answers, paired
@@ -51,25 +52,16 @@ def torch_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@dataclass(frozen=True)
-class ModelAndData:
-    """A model and its data, as every process can rebuild them.
+@record
+class ModelAndData(Record):
+    """A model and its data, as every process can rebuild them."""
 
-    Attributes:
-        model: A reference, or a picklable model.
-        data: The arguments of `load_splits`, or picklable parts.
-        config: The configuration; its task says how the model is called and scored.
-        pickled_model: What the reference returned, pickled; empty where it cannot be pickled.
-        weights: The state of the model, for a reference whose model cannot be pickled: the factory runs again.
-        batch_size: Samples in the batch that is profiled and timed; None is the first validation batch.
-    """
-
-    model: str | nn.Module
-    data: Mapping[str, Any] | Splits
-    config: RunConfig = field(default_factory=RunConfig)
-    pickled_model: bytes = field(default=b"", repr=False)
-    weights: bytes = field(default=b"", repr=False)
-    batch_size: int | None = None
+    model: str | nn.Module = field("A reference, or a picklable model.")
+    data: Mapping[str, Any] | Splits = field("The arguments of `load_splits`, or picklable parts.")
+    config: RunConfig = field("The configuration; its task says how the model is called and scored.", factory=RunConfig)
+    pickled_model: bytes = field("What the reference returned, pickled; empty where it cannot be pickled.", default=b"")
+    weights: bytes = field("Its state, where a factory runs again because its model cannot be pickled.", default=b"")
+    batch_size: int | None = field("Samples of the timed batch; None: the first validation batch.", default=None)
 
     @classmethod
     def from_config(cls, config: RunConfig) -> ModelAndData:
@@ -193,30 +185,18 @@ def _is_importable(kind: Any) -> bool:
     return getattr(kind, "__module__", None) != "__main__" and not is_local
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreSummary:
-    """The score of a variant, as plain values that any process and JSON can hold.
+@record
+class ScoreSummary(Record):
+    """The score of a variant, as plain values that any process and JSON can hold."""
 
-    Attributes:
-        value: The metric over all samples.
-        low: Lower end of its 95 % interval.
-        high: Upper end of its 95 % interval.
-        samples: Samples it was computed over.
-        metric: Its name.
-        direction: Whether higher or lower is better.
-        answers: Which samples were answered right, packed; "" where the metric is not a share of right answers.
-        replicates: The metric on samples drawn again and again, the same draws for every variant; empty where `answers`
-            say more.
-    """
-
-    value: float
-    low: float
-    high: float
-    samples: int
-    metric: str = "accuracy"
-    direction: MetricDirection = "higher"
-    answers: str = field(default="", repr=False, compare=False)
-    replicates: tuple[float, ...] = field(default=(), repr=False, compare=False)
+    value: float = field("The metric over all samples.")
+    low: float = field("Lower end of its 95 % interval.")
+    high: float = field("Upper end of its 95 % interval.")
+    samples: int = field("Samples it was computed over.")
+    metric: str = field("Its name.", default="accuracy")
+    direction: MetricDirection = field("Whether higher or lower is better.", default="higher")
+    answers: str = field("Packed right answers; empty where the metric has none.", default="", compare=False)
+    replicates: tuple[float, ...] = field("The metric on resamples; empty with `answers`.", default=(), compare=False)
 
     def drop(self, other: ScoreSummary) -> float:
         """Return by how much another is worse; below zero where it is better."""

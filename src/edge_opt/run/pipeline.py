@@ -30,6 +30,7 @@ from edge_opt.measuring.ssh_board import Board, parse_board
 from edge_opt.profiling import profile
 from edge_opt.pruning.prune import check_path
 from edge_opt.records.compression import Sensitivity
+from edge_opt.records.fields import field, record
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import Candidate, SweepResult, Trial
 from edge_opt.run.artifacts import command_line, write_artifacts
@@ -191,27 +192,17 @@ def sweep(
         return state.search(store, source, score, profiled, command_line(), shown).result
 
 
-@dataclass(frozen=True)
+@record
 class _Run:
-    """What every step of a run shares.
+    """What every step of a run shares."""
 
-    Attributes:
-        splits: The data.
-        root: The folder of the run.
-        settings: The settings that results depend on.
-        sources: Code and data that results depend on.
-        options: How the candidates are searched.
-        board: The board that measures; None is this machine.
-        on_event: Called with every event.
-    """
-
-    splits: Splits
-    root: Path
-    settings: Mapping[str, Any]
-    sources: Sources
-    options: SweepOptions
-    board: Board | None
-    on_event: Listener
+    splits: Splits = field("The data.")
+    root: Path = field("The folder of the run.")
+    settings: Mapping[str, Any] = field("The settings that results depend on.")
+    sources: Sources = field("Code and data that results depend on.")
+    options: SweepOptions = field("How the candidates are searched.")
+    board: Board | None = field("The board that measures; None is this machine.")
+    on_event: Listener = field("Called with every event.")
 
     @contextmanager
     def opened(self, fresh: bool) -> Iterator[Store]:

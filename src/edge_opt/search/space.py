@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import Precision
-from edge_opt.records.fields import Record
+from edge_opt.records.fields import Record, field, record
 from edge_opt.records.sweeps import Candidate
 from edge_opt.runtimes.registry import unsupported_pairs
 
@@ -29,27 +29,20 @@ class Exclusion:
     reason: str
 
 
-@dataclass(frozen=True)
+@record
 class Space(Record):
     """Every candidate that levels of pruning, precisions and runtimes make, counted without being listed.
-
-    Attributes:
-        pruning_levels: Shares of the channels to remove, from 0 to below 1.
-        precisions: Types of the numbers: fp32, fp16, bf16, int8.
-        runtimes: Who runs a candidate; `edge_opt.runtimes.registry.runtime_names()` lists them.
-        layer_pruning: Pruning ratios of single layers, by path, instead of `pruning_levels`.
-        impossible: Pairs of precision and runtime to leave out, each with the reason; int8 in eager torch by default.
 
     >>> space = Space((0.0, 0.5), ("fp32", "int8"), ("torch", "onnxruntime"))
     >>> space.size, space[0].label, [(item.precision, item.runtime) for item in space.excluded]
     (6, 'prune 0 fp32 torch', [('int8', 'torch')])
     """
 
-    pruning_levels: Sequence[float]
-    precisions: Sequence[Precision]
-    runtimes: Sequence[str]
-    layer_pruning: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    impossible: Mapping[Pair, str] = field(default_factory=unsupported_pairs)
+    pruning_levels: Sequence[float] = field("Shares of the channels to remove, from 0 to below 1.")
+    precisions: Sequence[Precision] = field("Types of the numbers: fp32, fp16, bf16, int8.")
+    runtimes: Sequence[str] = field("Who runs a candidate; `edge_opt.runtimes.registry.runtime_names()` lists them.")
+    layer_pruning: Mapping[str, Sequence[float]] = field("Pruning ratios of single layers, by path.", factory=dict)
+    impossible: Mapping[Pair, str] = field("Pairs to leave out, with the reason.", factory=unsupported_pairs)
 
     def __post_init__(self) -> None:
         axes: dict[str, Sequence[object]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from edge_opt._support.files import sync_folder
 from edge_opt._support.json import from_plain
 from edge_opt.budgets import parse_budgets, trial_metrics, violations
 from edge_opt.errors import InvalidInput, SweepInterrupted
+from edge_opt.records.fields import field, record
 from edge_opt.records.profiles import Budget
 from edge_opt.records.sweeps import Candidate, Failure, Finals, SweepResult, Trial, TrialMetrics, TrialStatus
 from edge_opt.search.builders import Builders, JobSpec, LocalBuilders, RemoteBuilders, check_scheduler
@@ -42,43 +43,25 @@ Comparer = Callable[[SweepResult, Isolation, Store], Finals | None]
 Measurer = Callable[[Candidate, Path, Mapping[str, Any]], Outcome]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SweepOptions:
-    """How a space is searched.
+    """How a space is searched."""
 
-    Attributes:
-        name: Name of the sweep.
-        metric: Name of the quality metric in the job's `TrialMetrics`; constraints use it.
-        constraints: What a candidate must satisfy, such as "latency_ms <= 5".
-        trials: Candidates to try, drawn at random; None is the whole space.
-        seed: Seed of the draw.
-        use_ci: Whether one candidate dominates another only where their intervals do not overlap.
-        workers: Processes that build side by side. Measuring is always done one at a time.
-        scheduler: Address of a Dask scheduler whose workers build instead.
-        insecure: Whether a scheduler may be used without encryption.
-        memory_limit_bytes: Limit of the resident bytes of one phase; None: no limit.
-        time_limit_s: Time limit of one phase in seconds; None: no limit.
-        retries: How often a phase runs again after its process crashed.
-        retry_failed: Whether candidates that failed in an earlier run are tried again.
-        preload: Modules (or `module:function`) that processes start with, to be faster; `?name` is optional.
-        after_s: Seconds that are expected after the last candidate, for the time left.
-    """
-
-    name: str = "sweep"
-    metric: str = "accuracy"
-    constraints: Sequence[str | Budget] = ()
-    trials: int | None = None
-    seed: int = 0
-    use_ci: bool = False
-    workers: int = 0
-    scheduler: str | None = None
-    insecure: bool = False
-    memory_limit_bytes: int | None = None
-    time_limit_s: float | None = None
-    retries: int = 1
-    retry_failed: bool = False
-    preload: Sequence[str] = ()
-    after_s: float = 0.0
+    name: str = field("Name of the sweep.", default="sweep")
+    metric: str = field("Name of the quality metric, which constraints use.", default="accuracy")
+    constraints: Sequence[str | Budget] = field('What a candidate must satisfy, such as "latency_ms <= 5".', default=())
+    trials: int | None = field("Candidates to try, drawn at random; None is the whole space.", default=None)
+    seed: int = field("Seed of the draw.", default=0)
+    use_ci: bool = field("Whether only intervals that do not overlap dominate.", default=False)
+    workers: int = field("Processes that build side by side. Measuring is always done one at a time.", default=0)
+    scheduler: str | None = field("Address of a Dask scheduler whose workers build instead.", default=None)
+    insecure: bool = field("Whether a scheduler may be used without encryption.", default=False)
+    memory_limit_bytes: int | None = field("Limit of the resident bytes of one phase; None: no limit.", default=None)
+    time_limit_s: float | None = field("Time limit of one phase in seconds; None: no limit.", default=None)
+    retries: int = field("How often a phase runs again after its process crashed.", default=1)
+    retry_failed: bool = field("Whether candidates that failed in an earlier run are tried again.", default=False)
+    preload: Sequence[str] = field("Modules to start processes with; `?name` is optional.", default=())
+    after_s: float = field("Seconds that are expected after the last candidate, for the time left.", default=0.0)
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.retries < 0:

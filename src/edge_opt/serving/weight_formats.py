@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from math import prod
 from typing import Literal
 
 from edge_opt.errors import InvalidInput
+from edge_opt.records.fields import field, record
 
 ServingRuntime = Literal["llama.cpp", "torch", "mlx"]
 RUNTIMES: tuple[ServingRuntime, ...] = ("llama.cpp", "torch", "mlx")
@@ -54,29 +55,18 @@ Condition = Literal["always", "more_bits", "first_8th", "first_16th", "first_2",
 _Rule = tuple[Condition, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WeightFormat:
-    """A format that a user names, such as q4_k_m.
+    """A format that a user names, such as q4_k_m."""
 
-    Attributes:
-        name: as users write it, in small letters.
-        runtimes: the programs that can run it; the first is taken unless another is asked for.
-        base: the type of every matrix that no rule names.
-        embedding: the type of the embedding table where the head has a table of its own.
-        head: the type of the output head, and of the one table of both where they are tied.
-        small: the type of norms, biases, router and convolution weights.
-        rules: roles with another type, by condition; the first that holds counts.
-        computes_in: what activations are held in while it runs.
-    """
-
-    name: str
-    runtimes: tuple[ServingRuntime, ...]
-    base: BlockType
-    embedding: BlockType
-    head: BlockType
-    small: BlockType
-    rules: Mapping[str, tuple[_Rule, ...]] = field(default_factory=dict)
-    computes_in: Literal["float32", "float16", "bfloat16"] = "float32"
+    name: str = field("As users write it, in small letters.")
+    runtimes: tuple[ServingRuntime, ...] = field("Programs that can run it; the first is the default.")
+    base: BlockType = field("The type of every matrix that no rule names.")
+    embedding: BlockType = field("The type of the embedding table where the head has a table of its own.")
+    head: BlockType = field("The type of the output head, and of the one table of both where they are tied.")
+    small: BlockType = field("The type of norms, biases, router and convolution weights.")
+    rules: Mapping[str, tuple[_Rule, ...]] = field("Types by role; the first rule that holds counts.", factory=dict)
+    computes_in: Literal["float32", "float16", "bfloat16"] = field("Type of activations.", default="float32")
 
     @property
     def bits(self) -> float:
