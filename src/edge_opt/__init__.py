@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Every public name, by the module it lives in. Nothing is imported before it is asked for: `import edge_opt` costs
 # nothing, and the command line starts without torch.

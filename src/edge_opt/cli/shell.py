@@ -77,7 +77,7 @@ Debug = Annotated[bool, _flag("--debug", "Show the traceback of an error.", _rem
 # Where the help of every command shows an option or argument, by the name of its parameter.
 _GROUPS = {
     "Device": "name time like export",
-    "Model": "model models subject sources host file inputs batch mode weights data prompt context kv",
+    "Model": "model models subject sources host file inputs batch isolate mode weights data prompt context kv",
     "Budget": "budget baseline max_increase",
     "Target": "target precision runtime engine ram",
     "Run": "config folder path force settings prune metric seeds",
