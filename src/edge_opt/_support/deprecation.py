@@ -60,16 +60,10 @@ class FormerName(NamedTuple):
 
 
 with (Path(__file__).parent / "former_names.csv").open(encoding="utf-8", newline="") as table:
+    _, *rows = csv.reader(table)
     FORMER_NAMES = tuple(
-        FormerName(
-            cast("Kind", row["kind"]),
-            row["old"],
-            row["new"] or None,
-            row["since"],
-            row["removed_in"] or None,
-            row["instead"],
-        )
-        for row in csv.DictReader(table)
+        FormerName(cast("Kind", kind), old, new or None, since, removed_in or None, instead)
+        for kind, old, new, since, removed_in, instead in rows
     )
 
 

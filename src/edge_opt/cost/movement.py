@@ -10,7 +10,7 @@ from itertools import zip_longest
 from math import ceil, log2, prod
 from typing import Any
 
-from edge_opt.cost.rules import Rule, Work, aten, complex_ops, copied, cost_rule, free_operators, is_complex
+from edge_opt.cost.rules import Rule, Work, aten, by_operand, complex_ops, copied, cost_rule, free_operators, is_complex
 from edge_opt.records.costs import Shape, TensorInfo
 
 cost_rule(
@@ -77,12 +77,6 @@ def embedding_bag(out: Any, weight: TensorInfo, indices: TensorInfo, *_: Any, **
         bytes_read=indices.nbytes + indices.elements * width * itemsize,
         bytes_written=out[0].nbytes,
     )
-
-
-@cost_rule(aten.col2im, aten.unfold_backward, kind="movement")
-def folded(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Overlapping patches are added."""
-    return Work(other_ops=x.elements)
 
 
 def _nbytes(values: tuple[Any, ...]) -> int:
@@ -214,34 +208,10 @@ def sort(out: Any, x: TensorInfo, dim: Any = -1, *_: Any, **options: Any) -> Wor
     return Work(other_ops=sort_ops(x.elements, _length(x, options.get("dim", dim))))
 
 
-@cost_rule(aten.msort, kind="sorting")
-def sort_rows(out: Any, x: TensorInfo) -> Work:
-    """Along the first dimension."""
-    return Work(other_ops=sort_ops(x.elements, _length(x, 0)))
-
-
 @cost_rule(aten.topk, kind="sorting")
 def largest(out: Any, x: TensorInfo, k: int, dim: int = -1, *_: Any, **__: Any) -> Work:
     """A heap of the k best: log2 k comparisons for each element, one at least."""
     return Work(other_ops=ceil(x.elements * max(log2(k), 1.0)) if k and _length(x, dim) > 1 else 0)
-
-
-@cost_rule(aten.kthvalue, aten.median, aten.nanmedian, kind="sorting")
-def selected(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Quickselect of the median: on average 2 (1 + ln 2) = 3.39 comparisons for each element."""
-    return Work(other_ops=ceil(3.39 * x.elements))
-
-
-@cost_rule(aten._unique, aten._unique2, kind="sorting")
-def unique(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """All elements sorted, then each compared with the one before."""
-    return Work(other_ops=sort_ops(x.elements, x.elements) + x.elements)
-
-
-@cost_rule(aten.unique_consecutive, aten.unique_dim_consecutive, kind="sorting")
-def unique_consecutive(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Each element, or slice, compared with the one before."""
-    return Work(other_ops=x.elements)
 
 
 @cost_rule(aten.unique_dim, kind="sorting")
@@ -305,13 +275,20 @@ def histogram_of_points(out: TensorInfo, x: TensorInfo, bins: tuple[Any, ...], *
     return Work(other_ops=points * (per_point + 1))
 
 
-@cost_rule(aten._histogramdd_bin_edges, kind="reduction")
-def histogram_edges(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """The smallest and the largest in each dimension."""
-    return Work(other_ops=2 * x.elements)
-
-
-@cost_rule(aten.bincount, kind="reduction")
-def counted(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """The largest, and one addition for each element."""
-    return Work(other_ops=2 * x.elements)
+for _operators, _kind, _ops in (
+    # Overlapping patches are added.
+    ((aten.col2im, aten.unfold_backward), "movement", lambda x: x.elements),
+    # Along the first dimension.
+    ((aten.msort,), "sorting", lambda x: sort_ops(x.elements, _length(x, 0))),
+    # Quickselect of the median: on average 2 (1 + ln 2) = 3.39 comparisons for each element.
+    ((aten.kthvalue, aten.median, aten.nanmedian), "sorting", lambda x: ceil(3.39 * x.elements)),
+    # All elements sorted, then each compared with the one before.
+    ((aten._unique, aten._unique2), "sorting", lambda x: sort_ops(x.elements, x.elements) + x.elements),
+    # Each element, or slice, compared with the one before.
+    ((aten.unique_consecutive, aten.unique_dim_consecutive), "sorting", lambda x: x.elements),
+    # The smallest and the largest in each dimension.
+    ((aten._histogramdd_bin_edges,), "reduction", lambda x: 2 * x.elements),
+    # The largest, and one addition for each element.
+    ((aten.bincount,), "reduction", lambda x: 2 * x.elements),
+):
+    cost_rule(*_operators, kind=_kind)(by_operand(_ops))

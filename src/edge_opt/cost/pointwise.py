@@ -86,10 +86,8 @@ def rms_norm(out: Any, x: TensorInfo, shape: Any, weight: Any = None, *_: Any) -
     return Work(other_ops=(3 + _affine(weight)) * x.elements, bytes_written=x.nbytes)
 
 
-@cost_rule(aten.native_group_norm, kind="norm")
-def native_group_norm(out: Any, x: TensorInfo, weight: Any = None, bias: Any = None, *_: Any) -> Work:
-    """Statistics and normalization of every element."""
-    return Work(other_ops=norm_ops(_affine(weight, bias)) * x.elements, bytes_written=x.nbytes)
+# The same, without its size among the first arguments.
+cost_rule(aten.native_group_norm, kind="norm")(lambda out, x, *rest: layer_norm(out, x, None, *rest))
 
 
 @cost_rule(
@@ -121,19 +119,6 @@ def _pooling(dims: int, is_average: bool) -> Rule:
     return rule
 
 
-for _dims, _is_average, _operators in (
-    (1, False, (aten.max_pool1d, aten.max_pool1d_with_indices)),
-    (2, False, (aten.max_pool2d, aten.max_pool2d_with_indices)),
-    (3, False, (aten.max_pool3d, aten.max_pool3d_with_indices)),
-    (2, False, (aten.fractional_max_pool2d,)),
-    (3, False, (aten.fractional_max_pool3d,)),
-    (1, True, (aten.avg_pool1d,)),
-    (2, True, (aten.avg_pool2d,)),
-    (3, True, (aten.avg_pool3d,)),
-):
-    cost_rule(*_operators, kind="pooling")(_pooling(_dims, _is_average))
-
-
 def adaptive_taps(size: int, out: int) -> int:
     """Return the inputs read along one dimension by all windows of an adaptive pool, which may overlap."""
     return sum(-(-(index + 1) * size // out) - index * size // out for index in range(out))
@@ -149,15 +134,15 @@ def _adaptive(dims: int, is_average: bool) -> Rule:
     return rule
 
 
-for _dims, _is_average, _operators in (
-    (1, True, (aten.adaptive_avg_pool1d,)),
-    (2, True, (aten.adaptive_avg_pool2d, aten._adaptive_avg_pool2d)),
-    (3, True, (aten.adaptive_avg_pool3d, aten._adaptive_avg_pool3d)),
-    (1, False, (aten.adaptive_max_pool1d,)),
-    (2, False, (aten.adaptive_max_pool2d,)),
-    (3, False, (aten.adaptive_max_pool3d,)),
-):
-    cost_rule(*_operators, kind="pooling")(_adaptive(_dims, _is_average))
+for _dims in (1, 2, 3):
+    _maxima = (f"aten::max_pool{_dims}d", f"aten::max_pool{_dims}d_with_indices")
+    cost_rule(*_maxima, kind="pooling")(_pooling(_dims, is_average=False))
+    cost_rule(f"aten::avg_pool{_dims}d", kind="pooling")(_pooling(_dims, is_average=True))
+    cost_rule(f"aten::adaptive_max_pool{_dims}d", kind="pooling")(_adaptive(_dims, is_average=False))
+    cost_rule(f"aten::adaptive_avg_pool{_dims}d", kind="pooling")(_adaptive(_dims, is_average=True))
+for _dims in (2, 3):
+    cost_rule(f"aten::fractional_max_pool{_dims}d", kind="pooling")(_pooling(_dims, is_average=False))
+    cost_rule(f"aten::_adaptive_avg_pool{_dims}d", kind="pooling")(_adaptive(_dims, is_average=True))
 
 
 @cost_rule(aten._fft_r2c, aten._fft_c2r, aten._fft_c2c, kind="fft")

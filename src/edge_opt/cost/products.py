@@ -13,6 +13,7 @@ from edge_opt.cost.rules import (
     Rule,
     Work,
     aten,
+    by_operand,
     copied,
     cost_rule,
     free_operators,
@@ -236,23 +237,15 @@ def sampled_product(out: TensorInfo, x: TensorInfo, left: TensorInfo, right: Ten
     return products(x, x.stored * left.shape[-1], x.stored)
 
 
-@cost_rule(aten._coalesce, kind="sorting")
-def coalesced(out: TensorInfo, x: TensorInfo) -> Work:
-    """Indices sorted, and values with the same place added."""
-    return Work(other_ops=sort_ops(x.stored, x.stored) + x.stored)
-
-
-@cost_rule(aten._sparse_sum, kind="reduction")
-def summed(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """One addition for each stored element."""
-    return Work(other_ops=x.stored)
-
-
-@cost_rule(aten._sparse_softmax, aten._sparse_log_softmax, kind="softmax")
-def softmax(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Maximum, subtract, exp, sum, divide for each stored element."""
-    return Work(other_ops=5 * x.stored)
-
+for _operators, _kind, _count in (
+    # Indices sorted, and values with the same place added.
+    ((aten._coalesce,), "sorting", lambda x: sort_ops(x.stored, x.stored) + x.stored),
+    # One addition for each stored element.
+    ((aten._sparse_sum,), "reduction", lambda x: x.stored),
+    # For each stored element.
+    ((aten._sparse_softmax, aten._sparse_log_softmax), "softmax", lambda x: SOFTMAX_OPS * x.stored),
+):
+    cost_rule(*_operators, kind=_kind)(by_operand(_count))
 
 cost_rule(
     aten._to_dense, aten.to_dense, aten._to_sparse, aten._to_sparse_csr, aten._to_sparse_csc, aten._to_sparse_bsr,

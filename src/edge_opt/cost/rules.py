@@ -282,3 +282,8 @@ def per_input(operator: str, ops: int) -> Rule:
         return Work(other_ops=x.stored * (complex_ops(operator, ops) if is_complex(x) else ops))
 
     return rule
+
+
+def by_operand(ops: Callable[[TensorInfo], int]) -> Rule:
+    """Return a rule: the operations that a function counts for the first operand."""
+    return lambda out, x, *_, **__: Work(other_ops=ops(x))

@@ -34,12 +34,7 @@ def layer_costs(trace: Trace, prices: Sequence[OpPrice]) -> tuple[LayerCost, ...
 
 def total_costs(trace: Trace, layers: Sequence[LayerCost]) -> Totals:
     """Return the totals of the model."""
-    cost = OpCost(
-        sum(layer.cost.macs for layer in layers),
-        sum(layer.cost.other_ops for layer in layers),
-        sum(layer.cost.bytes_read for layer in layers),
-        sum(layer.cost.bytes_written for layer in layers),
-    )
+    cost = sum((layer.cost for layer in layers), OpCost())
     return Totals(
         macs=cost.macs,
         flops=cost.flops,

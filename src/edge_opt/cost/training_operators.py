@@ -7,7 +7,7 @@ from typing import Any
 
 from edge_opt.cost.pointwise import SOFTMAX_OPS, norm_ops
 from edge_opt.cost.products import products
-from edge_opt.cost.rules import Work, aten, cost_rule, per_output
+from edge_opt.cost.rules import Work, aten, by_operand, cost_rule, per_output
 from edge_opt.records.costs import TensorInfo
 
 
@@ -135,36 +135,27 @@ def recurrent_layer_backward(out: Any, x: TensorInfo, *args: Any) -> Work:
     )
 
 
-@cost_rule(
-    aten.native_batch_norm_backward, aten.native_layer_norm_backward, aten.native_group_norm_backward,
-    "aten::_fused_rms_norm_backward", kind="norm",
-)  # fmt: skip
-def norm_backward(out: Any, grad: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Two sums over the gradient, then scale, subtract, subtract for every element; twice the norm's own work."""
-    return Work(other_ops=2 * norm_ops(affine=2) * grad.elements)
-
-
-@cost_rule(aten._softmax_backward_data, aten._log_softmax_backward_data, kind="softmax")
-def softmax_backward(out: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Multiply, sum, multiply, subtract."""
-    return Work(other_ops=4 * out.elements)
-
-
-@cost_rule(aten.max_pool2d_with_indices_backward, aten.max_pool3d_with_indices_backward, kind="pooling")
-def max_pool_backward(out: TensorInfo, gradient: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Each gradient is added to the input it came from."""
-    return Work(other_ops=gradient.elements)
-
-
-@cost_rule(
-    aten.slice_backward, aten.select_backward, aten.diagonal_backward, aten.embedding_dense_backward,
-    aten.value_selecting_reduction_backward, aten._embedding_bag_backward, aten._embedding_bag_dense_backward,
-    kind="movement",
-)  # fmt: skip
-def scattered(out: Any, grad: TensorInfo, *_: Any, **__: Any) -> Work:
-    """A gradient put where it belongs in a tensor of zeros: one addition for each of its elements."""
-    return Work(other_ops=grad.elements)
-
+for _operators, _kind, _ops in (
+    # Two sums over the gradient, then scale, subtract, subtract for every element; twice the norm's own work.
+    (
+        (aten.native_batch_norm_backward, aten.native_layer_norm_backward, aten.native_group_norm_backward,
+         "aten::_fused_rms_norm_backward"), "norm", lambda grad: 2 * norm_ops(affine=2) * grad.elements,
+    ),
+    # Multiply, sum, multiply, subtract.
+    ((aten._softmax_backward_data, aten._log_softmax_backward_data), "softmax", lambda grad: 4 * grad.elements),
+    # Each gradient is added to the input it came from.
+    (
+        (aten.max_pool2d_with_indices_backward, aten.max_pool3d_with_indices_backward), "pooling",
+        lambda grad: grad.elements,
+    ),
+    # A gradient put where it belongs in a tensor of zeros: one addition for each of its elements.
+    (
+        (aten.slice_backward, aten.select_backward, aten.diagonal_backward, aten.embedding_dense_backward,
+         aten.value_selecting_reduction_backward, aten._embedding_bag_backward, aten._embedding_bag_dense_backward),
+        "movement", lambda grad: grad.elements,
+    ),
+):  # fmt: skip
+    cost_rule(*_operators, kind=_kind)(by_operand(_ops))
 
 for _name in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"):
     cost_rule(f"aten::{_name}_backward", kind="pooling")(per_output(_name, 2))
