@@ -11,7 +11,7 @@ import edge_opt as eo
 from edge_opt._support.checks import check_whole
 from edge_opt._support.files import write_whole
 from edge_opt.records.costs import TensorInfo
-from edge_opt.records.fields import Record
+from edge_opt.records.fields import Record, described, field
 from edge_opt.report.png import bar_chart
 from edge_opt.text import spreadsheet
 
@@ -30,23 +30,16 @@ __all__ = [
 
 
 # Not frozen and without slots: the published one can be changed, and taken apart with vars().
+@described
 @dataclass
 class LayerEstimate(Record):
-    """One layer that computes, with its size and its work for the whole batch.
+    """One layer that computes, with its size and its work for the whole batch."""
 
-    Attributes:
-        layer: Path of the module; the name of the model where the model itself computes.
-        output_elements: Numbers in its outputs.
-        parameter_bytes: Bytes of its parameters; 0 in the later rows of a layer that is called more than once.
-        activation_bytes: Bytes of its outputs.
-        macs: Multiply-accumulates.
-    """
-
-    layer: str
-    output_elements: int
-    parameter_bytes: int
-    activation_bytes: int
-    macs: int
+    layer: str = field("Path of the module; the name of the model where the model itself computes.")
+    output_elements: int = field("Numbers in its outputs.")
+    parameter_bytes: int = field("Bytes of its parameters; 0 in later rows of a layer that is called more than once.")
+    activation_bytes: int = field("Bytes of its outputs.")
+    macs: int = field("Multiply-accumulates.")
 
 
 def estimate_layerwise_stats(
@@ -76,7 +69,7 @@ def estimate_layerwise_stats(
     check_whole("batch_size", batch_size)
     profile = eo.profile(model, (batch_size, *input_shape))
     rows = [asdict(estimate) for estimate in layer_estimates(profile, activation_bytes_per_value)]
-    return pd.DataFrame(rows, columns=[field.name for field in fields(LayerEstimate)])
+    return pd.DataFrame(rows, columns=[column.name for column in fields(LayerEstimate)])
 
 
 def layer_estimates(profile: eo.ModelProfile, bytes_per_value: int | None = None) -> list[LayerEstimate]:

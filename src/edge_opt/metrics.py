@@ -19,7 +19,7 @@ from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import InvalidInput, MeasurementFailed, message_of
 from edge_opt.measuring.latency import Clock, Stopwatch, TimedCall
 from edge_opt.measuring.machine import CPU, DEVICE_TYPES, Device, find_device
-from edge_opt.records.fields import Record
+from edge_opt.records.fields import Record, described, field
 from edge_opt.records.sweeps import LABELS
 from edge_opt.tasks.batches import Batch, task_of
 from edge_opt.trace.inputs import CallArguments, accepts_keywords, map_arguments, on_device
@@ -33,43 +33,28 @@ BOOTSTRAP_SAMPLES = 10_000
 
 
 # Not frozen and without slots: the published one can be changed, and taken apart with vars().
+@described
 @dataclass
 class Metrics(Record):
     """Accuracy over a loader; latency, memory and energy of one forward on its first batch.
 
     Latencies are statistics of the trials taken, times the multiplier; throughput and energy follow from their mean.
-
-    Attributes:
-        accuracy: Share of right answers, from 0 to 1.
-        accuracy_ci95_low: Lower end of its 95 % interval, a percentile bootstrap; without width where all answers are
-            right, or none.
-        accuracy_ci95_high: Upper end of that interval.
-        latency_ms: Mean of the trials, in milliseconds per forward.
-        latency_median_ms: Their median.
-        latency_std_ms: Their standard deviation.
-        latency_p95_ms: Their 95th percentile.
-        throughput_sps: Samples per second.
-        model_memory_mb: MiB of parameters, buffers and packed weights.
-        memory_mb: The same: what memory budgets are held against.
-        estimated_runtime_memory_mb: That plus the inputs and the peak of activations in an eager run, in MiB: an
-            estimate without allocator and libraries.
-        energy_proxy_j: Joules per forward: the power that was given times the mean latency; not a measurement.
-        energy_proxy_note: A sentence that says so, with the figures.
+    The interval of the accuracy is a percentile bootstrap; it has no width where all answers are right, or none.
     """
 
-    accuracy: float
-    accuracy_ci95_low: float
-    accuracy_ci95_high: float
-    latency_ms: float
-    latency_median_ms: float
-    latency_std_ms: float
-    latency_p95_ms: float
-    throughput_sps: float
-    model_memory_mb: float
-    memory_mb: float
-    estimated_runtime_memory_mb: float
-    energy_proxy_j: float
-    energy_proxy_note: str
+    accuracy: float = field("Share of right answers, from 0 to 1.")
+    accuracy_ci95_low: float = field("Lower end of its 95 % interval.")
+    accuracy_ci95_high: float = field("Upper end of that interval.")
+    latency_ms: float = field("Mean of the trials, in milliseconds per forward.")
+    latency_median_ms: float = field("Their median.")
+    latency_std_ms: float = field("Their standard deviation.")
+    latency_p95_ms: float = field("Their 95th percentile.")
+    throughput_sps: float = field("Samples per second.")
+    model_memory_mb: float = field("MiB of parameters, buffers and packed weights.")
+    memory_mb: float = field("The same: what memory budgets are held against.")
+    estimated_runtime_memory_mb: float = field("MiB of that, the inputs and the peak of activations: an estimate.")
+    energy_proxy_j: float = field("Joules per forward: the given power times the mean latency; not a measurement.")
+    energy_proxy_note: str = field("A sentence that says so, with the figures.")
 
 
 def collect_metrics(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt._support.checks import check_positive, check_whole, is_number, is_whole
 from edge_opt.errors import InvalidInput
-from edge_opt.records.fields import field, record
+from edge_opt.records.fields import described, field, record
 from edge_opt.units import MIB
 
 if TYPE_CHECKING:
@@ -40,17 +40,13 @@ StreamPrecision = Literal["fp32", "fp16", "int8"]
 
 
 # Not frozen and without slots: the published one can be changed, and taken apart with vars().
+@described
 @dataclass
 class HardwareProfile:
-    """The memory and compute that a stream may use.
+    """The memory and compute that a stream may use."""
 
-    Attributes:
-        memory_limit_mb: Most memory that a batch may take, in MiB; above zero.
-        compute_budget: Operations that the device can do in one interval; above zero.
-    """
-
-    memory_limit_mb: float
-    compute_budget: float
+    memory_limit_mb: float = field("Most memory that a batch may take, in MiB; above zero.")
+    compute_budget: float = field("Operations that the device can do in one interval; above zero.")
 
 
 @record

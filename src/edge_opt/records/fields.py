@@ -91,10 +91,14 @@ def record(cls: type[T]) -> type[T]:
     Args:
         cls: The class; every field is declared with `field`.
     """
-    frozen: type[T] = dataclasses.dataclass(frozen=True, slots=True)(cls)
-    lines = (f"    {item.name}: {item.metadata['description']}\n" for item in dataclasses.fields(cast(Any, frozen)))
-    frozen.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\nAttributes:\n{''.join(lines)}"
-    return frozen
+    return described(dataclasses.dataclass(frozen=True, slots=True)(cls))
+
+
+def described(cls: type[T]) -> type[T]:
+    """List the fields of a dataclass in its docstring; `record` does so itself."""
+    lines = (f"    {item.name}: {item.metadata['description']}\n" for item in dataclasses.fields(cast(Any, cls)))
+    cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\nAttributes:\n{''.join(lines)}"
+    return cls
 
 
 def title_of(item: dataclasses.Field[Any]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt import units
 from edge_opt.records.costs import LayerCost, Operator, OpPrice, PeakMemory, Shape, Totals, Trace, Unpriced
-from edge_opt.records.fields import Record, Shown, by_name, field, record
+from edge_opt.records.fields import Record, Saved, Shown, by_name, field, record
 from edge_opt.records.measurements import Comparison, Measurement
 from edge_opt.records.predictions import DeviceMemory, Prediction
 from edge_opt.records.training_steps import TrainingCost
@@ -246,8 +246,8 @@ class ComparedFigure(Record):
 
 
 @record
-class ModelComparison(Shown):
-    """Models against the first of them, the baseline."""
+class ModelComparison(Saved):
+    """Models against the first of them, the baseline; `save` also writes .csv."""
 
     names: tuple[str, ...] = field("Names of the models.")
     layers: tuple[ComparedLayer, ...] = field("The layers side by side; empty for sweep candidates.")
@@ -297,16 +297,6 @@ class ModelComparison(Shown):
             name: Its name, such as "macs".
         """
         return by_name("figure", name, ((figure.name, figure) for figure in self.totals))
-
-    def save(self, path: str | Path) -> Path:
-        """Write the comparison and return its path.
-
-        Args:
-            path: The file; its suffix chooses the format: .json (everything), .csv, .md, .html or .txt.
-        """
-        from edge_opt.report.save import save
-
-        return save(self, path)
 
 
 Outcome = Literal["holds", "broken", "undecided", "unknown"]
@@ -375,8 +365,8 @@ class CheckedBudget(Record):
 
 
 @record
-class CheckResult(Shown):
-    """Every budget with its outcome; one that is unknown fails."""
+class CheckResult(Saved):
+    """Every budget with its outcome; one that is unknown fails. `save` also writes .xml (JUnit)."""
 
     name: str = field("Name of the model.")
     baseline_name: str | None = field("Name of the baseline; None without one.")
@@ -393,13 +383,3 @@ class CheckResult(Shown):
     @property
     def passed(self) -> bool:
         return not self.failures
-
-    def save(self, path: str | Path) -> Path:
-        """Write the result and return its path.
-
-        Args:
-            path: The file; its suffix chooses the format: .json (everything), .md, .xml (JUnit), .html or .txt.
-        """
-        from edge_opt.report.save import save
-
-        return save(self, path)

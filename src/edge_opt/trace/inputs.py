@@ -17,24 +17,21 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from edge_opt._support.checks import is_whole
 from edge_opt.errors import InvalidInput
+from edge_opt.records.fields import field, record
 
 MOST_ELEMENTS = 1 << 50  # a tensor beyond a petabyte is a mistake
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InputSpec:
     """A tensor described by its shape and dtype, to be made when it is needed.
-
-    Attributes:
-        shape: Its dimensions, batch included.
-        dtype: Its type by torch's name; None takes the type of the model's weights.
 
     >>> InputSpec((1, 128), "int64")
     InputSpec(shape=(1, 128), dtype='int64')
     """
 
-    shape: tuple[int, ...]
-    dtype: str | None = None
+    shape: tuple[int, ...] = field("Its dimensions, batch included.")
+    dtype: str | None = field("Its type by torch's name; None takes the type of the model's weights.", default=None)
 
     def __post_init__(self) -> None:
         for dim in self.shape:
