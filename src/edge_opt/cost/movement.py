@@ -231,10 +231,7 @@ def searched(out: Any, boundaries: TensorInfo, *_: Any, **__: Any) -> Work:
     return Work(other_ops=search_ops(out.elements, _length(boundaries)))
 
 
-@cost_rule(aten.bucketize, kind="sorting")
-def bucketed(out: Any, x: Any, boundaries: TensorInfo, **_: Any) -> Work:
-    """Each value by binary search in the boundaries."""
-    return Work(other_ops=search_ops(out.elements, _length(boundaries)))
+cost_rule(aten.bucketize, kind="sorting")(lambda out, x, boundaries, **_: searched(out, boundaries))
 
 
 @cost_rule(aten.isin, kind="sorting")

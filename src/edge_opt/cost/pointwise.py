@@ -59,10 +59,9 @@ for _table, _kind, _make in (
         cost_rule(_operator, kind=_kind)(_make(operator_name(_operator), _ops))
 
 
-@cost_rule(aten.softmax, aten.log_softmax, kind="softmax")
-def softmax(out: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Maximum, subtract, exp, sum, divide."""
-    return Work(other_ops=SOFTMAX_OPS * out.elements)
+cost_rule(aten.softmax, aten.log_softmax, kind="softmax")(
+    lambda out, *_, **__: Work(other_ops=SOFTMAX_OPS * out.elements)
+)
 
 
 def norm_ops(affine: int) -> int:

@@ -96,16 +96,12 @@ def product_plus(out: TensorInfo, bias: Any, x: TensorInfo, y: TensorInfo, *_: A
     return any_product(out, x, y, additions=out.stored)
 
 
-@cost_rule(aten.addbmm, kind="matmul")
-def summed_products(out: TensorInfo, bias: TensorInfo, x: TensorInfo, y: TensorInfo, **_: Any) -> Work:
-    """Products of a batch, summed over it."""
-    return products(x, out.elements * x.shape[0] * x.shape[2], out.elements)
-
-
-@cost_rule(aten.addr, kind="matmul")
-def outer_plus(out: TensorInfo, *_: Any, **__: Any) -> Work:
-    """An outer product added to a matrix."""
-    return products(out, out.elements)
+# Products of a batch, summed over it.
+cost_rule(aten.addbmm, kind="matmul")(
+    lambda out, bias, x, y, **_: products(x, out.elements * x.shape[0] * x.shape[2], out.elements)
+)
+# An outer product added to a matrix.
+cost_rule(aten.addr, kind="matmul")(lambda out, *_, **__: products(out, out.elements))
 
 
 @cost_rule("aten::_grouped_mm", kind="matmul")  # by name: older versions of torch do not have it
@@ -225,18 +221,12 @@ for _name, _gates, _ops in (("lstm", 4, LSTM_OPS), ("gru", 3, _GRU_OPS), ("rnn_t
 # Of sparse operands, work follows the elements that are stored, not the shape.
 
 
-@cost_rule(aten._sparse_mm_reduce_impl, kind="matmul")
-def reduced_product(out: Any, x: TensorInfo, y: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Products as in a plain one; sums, means, minima and maxima alike take one step for each."""
-    return products(x, x.stored * y.shape[-1])
-
-
-@cost_rule(aten.sparse_sampled_addmm, kind="matmul")
-def sampled_product(out: TensorInfo, x: TensorInfo, left: TensorInfo, right: TensorInfo, **_: Any) -> Work:
-    """Only the elements that the sparse operand stores are worked out, each over the whole inner dimension."""
-    return products(x, x.stored * left.shape[-1], x.stored)
-
-
+# Products as in a plain one; sums, means, minima and maxima alike take one step for each.
+cost_rule(aten._sparse_mm_reduce_impl, kind="matmul")(lambda out, x, y, *_, **__: products(x, x.stored * y.shape[-1]))
+# Only the elements that the sparse operand stores are worked out, each over the whole inner dimension.
+cost_rule(aten.sparse_sampled_addmm, kind="matmul")(
+    lambda out, x, left, right, **_: products(x, x.stored * left.shape[-1], x.stored)
+)
 for _operators, _kind, _count in (
     # Indices sorted, and values with the same place added.
     ((aten._coalesce,), "sorting", lambda x: sort_ops(x.stored, x.stored) + x.stored),

@@ -20,10 +20,8 @@ def distances(out: TensorInfo, x: TensorInfo, y: TensorInfo, p: float = 2.0, *_:
     return Work(other_ops=ops * out.elements * x.shape[-1] + roots)
 
 
-@cost_rule(aten._pdist_forward, kind="reduction")
-def distances_within(out: TensorInfo, x: TensorInfo, p: float = 2.0) -> Work | None:
-    """Each pair of rows once."""
-    return distances(out, x, x, p)
+# Each pair of rows once.
+cost_rule(aten._pdist_forward, kind="reduction")(lambda out, x, p=2.0: distances(out, x, x, p))
 
 
 @cost_rule(aten._euclidean_dist, kind="matmul")

@@ -127,10 +127,8 @@ def roi_align(
     return Work(other_ops=first.elements * per_bin + rois.shape[0] * height * width * points * _POINT_OPS)
 
 
-@cost_rule("torchvision::roi_pool", "torchvision::ps_roi_pool", kind="detection")
-def roi_pool(out: Any, *_: Any) -> Work | None:
-    """How many elements fall into a bin follows from the boxes, which are values."""
-    return None
+# How many elements fall into a bin follows from the boxes, which are values.
+cost_rule("torchvision::roi_pool", "torchvision::ps_roi_pool", kind="detection")(lambda *_: None)
 
 
 @cost_rule("torchvision::deform_conv2d", kind="conv")

@@ -308,12 +308,8 @@ def define(schema: str, function: Callable[..., Any]) -> TensorFunction:
 byte_softmax_op = define("byte_softmax(Tensor x) -> Tensor", lambda x: torch.empty_like(x))
 
 
-@cost_rule("onnx_file::byte_softmax", kind="softmax")
-def byte_softmax_cost(out: TensorInfo, x: TensorInfo) -> Work:
-    """As many steps as of floats: maximum, subtract, a table of exponents, sum, divide."""
-    return Work(other_ops=SOFTMAX_OPS * out.elements)
-
-
+# As many steps as of floats: maximum, subtract, a table of exponents, sum, divide.
+cost_rule("onnx_file::byte_softmax", kind="softmax")(lambda out, x: Work(other_ops=SOFTMAX_OPS * out.elements))
 recurrent_op = define(
     "recurrent(Tensor x, Tensor?[] weights, str cell, int[] shape) -> Tensor",
     lambda x, weights, cell, shape: torch.empty(shape, dtype=x.dtype, device="meta"),

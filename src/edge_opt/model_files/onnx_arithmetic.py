@@ -201,12 +201,6 @@ operators({
 })  # fmt: skip
 
 
-@operator("Pow")
-def power(call: NodeCall) -> torch.Tensor:
-    """Raise to a power; the result is of the first input's type, also where the power is of floats."""
-    return binary(call, torch.pow).to(call.tensor().dtype)
-
-
 @operator("Mod")
 def remainder(call: NodeCall) -> torch.Tensor:
     """Return the remainder of a division: of the divisor's sign, or of the dividend's as in C."""
@@ -505,6 +499,8 @@ def normalizer(call: NodeCall) -> torch.Tensor:
 _SHIFTS: dict[bool, TensorFunction] = {True: torch.bitwise_left_shift, False: torch.bitwise_right_shift}
 operators(
     {
+        # Of the first input's type, also where the power is of floats.
+        "Pow": lambda call: binary(call, torch.pow).to(call.tensor().dtype),
         "Einsum": lambda call: torch.einsum(call.get("equation", ""), *call.inputs),
         "LeakyRelu": lambda call: F.leaky_relu(call.tensor(), call.get("alpha", 0.01)),
         "Min": lambda call: reduce(torch.minimum, call.inputs),

@@ -21,7 +21,6 @@ from edge_opt.model_files.node_call import (
 )
 from edge_opt.model_files.onnx_arithmetic import convolution, evenly_padded, linear, pooled, windows
 from edge_opt.model_files.onnx_reader import DTYPES
-from edge_opt.records.costs import TensorInfo
 
 _OBSERVE_OPS = 2  # the smallest and the largest
 
@@ -62,30 +61,18 @@ integer_convolution = define(
 )
 
 
-@cost_rule("onnx_file::quantize", kind="quantization")
-def quantize_cost(out: TensorInfo, x: TensorInfo, *_: Any) -> Work:
-    """Multiply by 1 / scale, round, add the zero point, clamp on both sides."""
-    return Work(other_ops=out.elements * QUANTIZE_OPS)
-
-
-@cost_rule("onnx_file::dequantize", "onnx_file::unpacked", kind="quantization")
-def dequantize_cost(out: TensorInfo, x: TensorInfo, *_: Any) -> Work:
-    """Subtract the zero point, multiply by the scale."""
-    return Work(other_ops=out.elements * DEQUANTIZE_OPS)
-
-
-@cost_rule("onnx_file::quantize_dynamic", kind="quantization")
-def dynamic_cost(out: Any, x: TensorInfo) -> Work:
-    """The smallest and the largest element are looked for first."""
-    return Work(other_ops=x.elements * (_OBSERVE_OPS + QUANTIZE_OPS))
-
-
-@cost_rule("onnx_file::integer_product", kind="matmul")
-def integer_product_cost(out: TensorInfo, a: TensorInfo, b: TensorInfo, dtype: Any) -> Work:
-    """One MAC per output and inner element, on bytes."""
-    return Work(macs=out.elements * a.shape[-1])
-
-
+# Multiply by 1 / scale, round, add the zero point, clamp on both sides.
+cost_rule("onnx_file::quantize", kind="quantization")(lambda out, *_: Work(other_ops=out.elements * QUANTIZE_OPS))
+# Subtract the zero point, multiply by the scale.
+cost_rule("onnx_file::dequantize", "onnx_file::unpacked", kind="quantization")(
+    lambda out, *_: Work(other_ops=out.elements * DEQUANTIZE_OPS)
+)
+# The smallest and the largest element are looked for first.
+cost_rule("onnx_file::quantize_dynamic", kind="quantization")(
+    lambda out, x: Work(other_ops=x.elements * (_OBSERVE_OPS + QUANTIZE_OPS))
+)
+# One MAC per output and inner element, on bytes.
+cost_rule("onnx_file::integer_product", kind="matmul")(lambda out, a, b, _: Work(macs=out.elements * a.shape[-1]))
 cost_rule("onnx_file::integer_convolution", kind="conv")(
     lambda out, x, weight, *_: convolution_cost(out, x, weight, None)
 )

@@ -21,7 +21,6 @@ from edge_opt.model_files.tflite_arithmetic import (
     result_dtype,
     tflite,
 )
-from edge_opt.records.costs import TensorInfo
 
 _rearranged = define(
     "rearranged(Tensor x, int[] shape) -> Tensor",
@@ -29,10 +28,8 @@ _rearranged = define(
 )
 
 
-@cost_rule("onnx_file::rearranged", kind="movement")
-def rearranged_cost(out: TensorInfo, x: TensorInfo, shape: Any) -> Work:
-    """Elements are copied to other places; as many are read as are written, at most."""
-    return Work(bytes_read=min(x.nbytes, out.nbytes))
+# Elements are copied to other places; as many are read as are written, at most.
+cost_rule("onnx_file::rearranged", kind="movement")(lambda out, x, _: Work(bytes_read=min(x.nbytes, out.nbytes)))
 
 
 def whole(call: NodeCall, index: int) -> list[int]:
@@ -53,15 +50,10 @@ def dequantize(call: NodeCall) -> torch.Tensor:
 _fake_quantized = define("fake_quantized(Tensor x) -> Tensor", lambda x: torch.empty_like(x))
 
 
-@cost_rule("onnx_file::fake_quantized", kind="quantization")
-def fake_quantized_cost(out: TensorInfo, x: TensorInfo) -> Work:
-    """To steps and back, where each element stands."""
-    return Work(other_ops=out.elements * (QUANTIZE_OPS + DEQUANTIZE_OPS))
-
-
-@tflite("CAST")
-def cast(call: NodeCall) -> torch.Tensor:
-    return call.tensor().to(result_dtype(call))
+# To steps and back, where each element stands.
+cost_rule("onnx_file::fake_quantized", kind="quantization")(
+    lambda out, x: Work(other_ops=out.elements * (QUANTIZE_OPS + DEQUANTIZE_OPS))
+)
 
 
 @tflite("BITCAST")
@@ -238,6 +230,7 @@ def handle(call: NodeCall) -> torch.Tensor:
 
 operators(
     {
+        "CAST": lambda call: call.tensor().to(result_dtype(call)),
         "BROADCAST_TO": lambda call: call.tensor().expand(whole(call, 1)),
         "SCATTER_ND": lambda call: _rearranged(call.tensor(1), whole(call, 2)),
         # A part is replaced or reversed, where the input is not changed in place.

@@ -36,12 +36,13 @@ def is_fused_attention(
 aten = torch.ops.aten
 
 Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-Rule = Callable[..., "tuple[Spec, ...] | None"]
+Specs = tuple[Spec, ...] | None
+Rule = Callable[..., Specs]
 
 _rules: dict[Any, Rule] = {}
 
 
-def output_specs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Spec, ...] | None:
+def output_specs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specs:
     """Return (shape, strides, dtype) of each output, or None where only the meta kernel knows."""
     rule = _rules.get(func)
     return rule(*args, **kwargs) if rule is not None else None
@@ -73,13 +74,13 @@ def _contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
     return shape, tuple(strides), dtype
 
 
-def _same_layout(x: torch.Tensor) -> tuple[Spec, ...] | None:
+def _same_layout(x: torch.Tensor) -> Specs:
     if not x.is_contiguous() or not x.is_floating_point():
         return None
     return (_contiguous(tuple(x.shape), x.dtype),)
 
 
-def _as_laid_out(x: torch.Tensor) -> tuple[Spec, ...] | None:
+def _as_laid_out(x: torch.Tensor) -> Specs:
     """Return the result of an elementwise kernel, which keeps the order of its input's strides and leaves no gaps."""
     if not x.is_floating_point():
         return None
@@ -93,30 +94,28 @@ def _as_laid_out(x: torch.Tensor) -> tuple[Spec, ...] | None:
     aten.rsqrt.default, aten.sqrt.default, aten.neg.default, aten.cos.default, aten.sin.default, aten.erf.default,
     aten.abs.default, aten.square.default,
 )  # fmt: skip
-def _elementwise(x: torch.Tensor, *_: Any, **__: Any) -> tuple[Spec, ...] | None:
+def _elementwise(x: torch.Tensor, *_: Any, **__: Any) -> Specs:
     return _same_layout(x) or _as_laid_out(x)
 
 
 @_rule(aten.roll.default, aten.masked_fill.Scalar)
-def _moved(x: torch.Tensor, other: Any, *_: Any) -> tuple[Spec, ...] | None:
+def _moved(x: torch.Tensor, other: Any, *_: Any) -> Specs:
     fits = not isinstance(other, torch.Tensor) or _broadcasts(other, x)
     return _same_layout(x) if fits else None
 
 
 @_rule(aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.gt.Scalar, aten.le.Scalar, aten.ge.Scalar)
-def _comparison(x: torch.Tensor, value: Any) -> tuple[Spec, ...] | None:
+def _comparison(x: torch.Tensor, value: Any) -> Specs:
     return (_contiguous(tuple(x.shape), torch.bool),) if x.is_contiguous() else None
 
 
 @_rule(aten.softmax.int, aten.log_softmax.int)
-def _softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> tuple[Spec, ...] | None:
+def _softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Specs:
     return _same_layout(x) if dtype is None and -x.dim() <= dim < x.dim() else None
 
 
 @_rule(aten.layer_norm.default, aten.rms_norm.default)
-def _layer_norm(
-    x: torch.Tensor, normalized_shape: list[int], weight: Any = None, bias: Any = None, *_: Any
-) -> tuple[Spec, ...] | None:
+def _layer_norm(x: torch.Tensor, normalized_shape: list[int], weight: Any = None, bias: Any = None, *_: Any) -> Specs:
     wanted = tuple(normalized_shape)
     fits = tuple(x.shape[-len(wanted) :]) == wanted and (weight is None or tuple(weight.shape) == wanted)
     if not fits or not x.is_floating_point() or (weight is not None and weight.dtype != x.dtype):
@@ -125,7 +124,7 @@ def _layer_norm(
 
 
 @_rule(aten.batch_norm.default, aten.instance_norm.default)
-def _batch_norm(x: torch.Tensor, weight: Any, bias: Any, running_mean: Any, *_: Any) -> tuple[Spec, ...] | None:
+def _batch_norm(x: torch.Tensor, weight: Any, bias: Any, running_mean: Any, *_: Any) -> Specs:
     if x.dim() < 2:
         return None
     fits = all(t is None or tuple(t.shape) == (x.shape[1],) for t in (weight, bias, running_mean))
@@ -135,21 +134,21 @@ def _batch_norm(x: torch.Tensor, weight: Any, bias: Any, running_mean: Any, *_: 
 @_rule(aten.native_batch_norm.default)
 def _normalized_by_buffers(
     x: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *_: Any
-) -> tuple[Spec, ...] | None:
+) -> Specs:
     """In eval mode the CPU's kernel hands out no statistics of the batch; the meta device's does."""
     specs = None if training else _batch_norm(x, weight, bias, running_mean)
     return None if specs is None else (*specs, _contiguous((0,), x.dtype), _contiguous((0,), x.dtype))
 
 
 @_rule(aten.group_norm.default)
-def _group_norm(x: torch.Tensor, groups: int, weight: Any = None, *_: Any) -> tuple[Spec, ...] | None:
+def _group_norm(x: torch.Tensor, groups: int, weight: Any = None, *_: Any) -> Specs:
     if x.dim() < 2 or x.shape[1] % groups or (weight is not None and tuple(weight.shape) != (x.shape[1],)):
         return None
     return _same_layout(x)
 
 
 @_rule(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
-def _binary(x: Any, y: Any, **kwargs: Any) -> tuple[Spec, ...] | None:
+def _binary(x: Any, y: Any, **kwargs: Any) -> Specs:
     if not isinstance(x, torch.Tensor) or kwargs.get("rounding_mode") is not None:
         return None
     if not isinstance(y, torch.Tensor):
@@ -186,7 +185,7 @@ def in_place_is_valid(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 @_rule(aten.linear.default)
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> tuple[Spec, ...] | None:
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> Specs:
     fits = weight.dim() == 2 and x.dim() >= 1 and x.shape[-1] == weight.shape[1] and x.dtype == weight.dtype
     fits = fits and (bias is None or (tuple(bias.shape) == (weight.shape[0],) and bias.dtype == x.dtype))
     if not fits or not x.is_contiguous():
@@ -219,7 +218,7 @@ def _window_counts(
 def _convolution(
     x: torch.Tensor, weight: torch.Tensor, bias: Any = None, stride: Any = (1,), padding: Any = (0,),
     dilation: Any = (1,), groups: int = 1,
-) -> tuple[Spec, ...] | None:  # fmt: skip
+) -> Specs:  # fmt: skip
     spatial = weight.dim() - 2
     if x.dim() != weight.dim() or x.dtype != weight.dtype:
         return None
@@ -240,7 +239,7 @@ def _convolution(
 
 
 @_rule(aten.adaptive_avg_pool2d.default)
-def _adaptive_pool(x: torch.Tensor, output_size: list[int]) -> tuple[Spec, ...] | None:
+def _adaptive_pool(x: torch.Tensor, output_size: list[int]) -> Specs:
     if x.dim() not in (3, 4) or len(output_size) != 2 or min(output_size) < 1:
         return None
     if x.is_contiguous():
@@ -253,7 +252,7 @@ def _adaptive_pool(x: torch.Tensor, output_size: list[int]) -> tuple[Spec, ...] 
 @_rule(aten.max_pool2d.default)
 def _max_pool(
     x: torch.Tensor, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
-) -> tuple[Spec, ...] | None:
+) -> Specs:
     if x.dim() != 4 or ceil_mode or not x.is_contiguous():
         return None
     sizes = _window_counts(x.shape[2:], kernel, stride or kernel, padding, dilation)
@@ -263,13 +262,13 @@ def _max_pool(
 
 
 @_rule(aten.mm.default)
-def _matrix_product(x: torch.Tensor, y: torch.Tensor) -> tuple[Spec, ...] | None:
+def _matrix_product(x: torch.Tensor, y: torch.Tensor) -> Specs:
     fits = x.dim() == y.dim() == 2 and x.shape[1] == y.shape[0] and x.dtype == y.dtype
     return (_contiguous((x.shape[0], y.shape[1]), x.dtype),) if fits else None
 
 
 @_rule(aten.bmm.default)
-def _batched_matrix_product(x: torch.Tensor, y: torch.Tensor) -> tuple[Spec, ...] | None:
+def _batched_matrix_product(x: torch.Tensor, y: torch.Tensor) -> Specs:
     if x.dim() != 3 or y.dim() != 3 or x.dtype != y.dtype:
         return None
     fits = x.shape[0] == y.shape[0] and x.shape[2] == y.shape[1]
@@ -279,7 +278,7 @@ def _batched_matrix_product(x: torch.Tensor, y: torch.Tensor) -> tuple[Spec, ...
 @_rule(*(packet.default for packet in [getattr(aten, "_grouped_mm", None)] if packet))  # not in older versions
 def _grouped_product(
     x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor | None = None, bias: Any = None, out_dtype: Any = None
-) -> tuple[Spec, ...] | None:
+) -> Specs:
     if x.dtype != y.dtype or x.shape[-1] != y.shape[-2] or out_dtype not in (None, x.dtype):
         return None
     groups = () if offs is None else tuple(offs.shape)
@@ -294,7 +293,7 @@ def _is_row_major(x: torch.Tensor) -> bool:
 
 
 @_rule(aten.index.Tensor)
-def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> tuple[Spec, ...] | None:
+def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Specs:
     index = indices[0]
     if len(indices) != 1 or index is None or index.dtype is not torch.int64 or not index.is_contiguous():
         return None
@@ -302,7 +301,7 @@ def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> tuple[Spec, .
 
 
 @_rule(aten.cat.default)
-def _cat(tensors: list[torch.Tensor], dim: int = 0) -> tuple[Spec, ...] | None:
+def _cat(tensors: list[torch.Tensor], dim: int = 0) -> Specs:
     first = tensors[0]
     if not all(t.dim() == first.dim() and t.dtype == first.dtype and _is_row_major(t) for t in tensors):
         return None
@@ -317,7 +316,7 @@ def _cat(tensors: list[torch.Tensor], dim: int = 0) -> tuple[Spec, ...] | None:
 
 
 @_rule(aten.stack.default)
-def _stack(tensors: list[torch.Tensor], dim: int = 0) -> tuple[Spec, ...] | None:
+def _stack(tensors: list[torch.Tensor], dim: int = 0) -> Specs:
     first = tensors[0]
     shape, rank = tuple(first.shape), first.dim() + 1
     is_alike = all(t.shape == first.shape and t.dtype == first.dtype and _is_row_major(t) for t in tensors)
@@ -328,7 +327,7 @@ def _stack(tensors: list[torch.Tensor], dim: int = 0) -> tuple[Spec, ...] | None
 
 
 @_rule(aten.embedding.default)
-def _embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> tuple[Spec, ...] | None:
+def _embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> Specs:
     fits = weight.dim() == 2 and indices.dtype in (torch.int64, torch.int32)
     return (_contiguous((*indices.shape, weight.shape[1]), weight.dtype),) if fits else None
 
@@ -337,7 +336,7 @@ def _embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) 
 def _embedding_bag(
     weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, by_frequency: bool = False, mode: int = 0,
     sparse: bool = False, per_sample_weights: Any = None, includes_last: bool = False, padding_idx: int | None = None,
-) -> tuple[Spec, ...] | None:  # fmt: skip
+) -> Specs:  # fmt: skip
     is_plain = per_sample_weights is None and not includes_last and (padding_idx is None or padding_idx < 0)
     if not is_plain or weight.dtype is not torch.float32 or not weight.is_contiguous():
         return None
@@ -350,7 +349,7 @@ def _embedding_bag(
 
 
 @_rule(aten._embedding_bag.default)
-def _kept_embedding_bag(*args: Any) -> tuple[Spec, ...] | None:
+def _kept_embedding_bag(*args: Any) -> Specs:
     """The same where its gradient will be asked for. The kernel counts bags from one element before the first."""
     specs = _embedding_bag(*args)
     if specs is None or not specs[1][0][0]:
@@ -360,7 +359,7 @@ def _kept_embedding_bag(*args: Any) -> tuple[Spec, ...] | None:
 
 
 @_rule(aten.scaled_dot_product_attention.default)
-def _attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Spec, ...] | None:
+def _attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> Specs:
     if not is_fused_attention(query, *args, **kwargs):
         return None
     # The kernel's result is laid out as its queries are.
@@ -371,7 +370,7 @@ def _attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Spec, ..
 def _recurrent(
     x: torch.Tensor, hx: Any, params: list[torch.Tensor], has_biases: bool, num_layers: int, dropout: float,
     train: bool, bidirectional: bool, batch_first: bool,
-) -> tuple[Spec, ...] | None:  # fmt: skip
+) -> Specs:  # fmt: skip
     states = hx if isinstance(hx, (list, tuple)) else [hx]
     hidden = states[0]
     directions = 2 if bidirectional else 1
@@ -390,7 +389,7 @@ def _recurrent(
 
 
 @_rule(aten.lstm_cell.default, aten.gru_cell.default, aten.rnn_tanh_cell.default, aten.rnn_relu_cell.default)
-def _cell(x: torch.Tensor, hx: Any, w_ih: torch.Tensor, w_hh: torch.Tensor, *_: Any) -> tuple[Spec, ...] | None:
+def _cell(x: torch.Tensor, hx: Any, w_ih: torch.Tensor, w_hh: torch.Tensor, *_: Any) -> Specs:
     states = hx if isinstance(hx, (list, tuple)) else [hx]
     h = states[0]
     fits = x.dim() == 2 and x.shape[1] == w_ih.shape[1] and h.shape[1] == w_hh.shape[1] and x.shape[0] == h.shape[0]
@@ -398,7 +397,7 @@ def _cell(x: torch.Tensor, hx: Any, w_ih: torch.Tensor, w_hh: torch.Tensor, *_: 
 
 
 @_rule(aten.mkldnn_rnn_layer.default)
-def _onednn_layer(x: torch.Tensor, *args: Any) -> tuple[Spec, ...] | None:
+def _onednn_layer(x: torch.Tensor, *args: Any) -> Specs:
     """One layer and direction of an LSTM in oneDNN: the sequence, both last states, and what its backward needs."""
     hidden, cell, train = args[4], args[5], args[14]
     steps, batch, width = *x.shape[:2], hidden.shape[-1]
@@ -408,7 +407,7 @@ def _onednn_layer(x: torch.Tensor, *args: Any) -> tuple[Spec, ...] | None:
 
 
 @_rule(aten.mkldnn_rnn_layer_backward.default)
-def _onednn_layer_backward(x: torch.Tensor, *args: Any) -> tuple[Spec, ...] | None:
+def _onednn_layer_backward(x: torch.Tensor, *args: Any) -> Specs:
     """Gradients of the input, of both weights and biases, and of both states.
 
     Where a layer has no biases, zeros in the shapes of its weights replace them, and have gradients like biases.
