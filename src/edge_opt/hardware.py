@@ -86,18 +86,11 @@ def layer_estimates(profile: eo.ModelProfile, bytes_per_value: int | None = None
     estimates = []
     for layer in profile.layers:
         if layer.cost.macs:
-            tensors = outputs[layer.call.index]
+            tensors, path = outputs[layer.call.index], layer.call.path or profile.name
             elements = sum(tensor.elements for tensor in tensors)
             own_bytes = sum(tensor.nbytes for tensor in tensors)
-            estimates.append(
-                LayerEstimate(
-                    layer=layer.call.path or profile.name,
-                    output_elements=elements,
-                    parameter_bytes=layer.call.param_bytes,
-                    activation_bytes=own_bytes if bytes_per_value is None else elements * bytes_per_value,
-                    macs=layer.cost.macs,
-                )
-            )
+            nbytes = own_bytes if bytes_per_value is None else elements * bytes_per_value
+            estimates.append(LayerEstimate(path, elements, layer.call.param_bytes, nbytes, layer.cost.macs))
     return estimates
 
 

@@ -224,8 +224,10 @@ def compare_profiles(
     """
     if len(profiles) < 2:
         raise InvalidInput(f"{len(profiles)} model{'s' * (len(profiles) != 1)} cannot be compared; give at least two")
+    names = [profile.name for profile in profiles]
+    numbered = (name if names.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(names, start=1))
     return ModelComparison(
-        names=_distinct([profile.name for profile in profiles]),
+        names=tuple(numbered),
         layers=_aligned([layer_figures(profile) for profile in profiles]),
         totals=_figures(_TOTALS, profiles),
         latencies=tuple(latencies or (None,) * (len(profiles) - 1)),
@@ -256,11 +258,6 @@ def _aligned(models: Sequence[Sequence[LayerFigures]]) -> tuple[ComparedLayer, .
             for i, j in align(aligned_so_far, layers)
         ]
     return tuple(map(ComparedLayer, rows))
-
-
-def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, with a number behind those that occur more than once."""
-    return tuple(name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, start=1))
 
 
 def profiled_differently(profiles: Sequence[ModelProfile]) -> tuple[str, ...]:
@@ -393,9 +390,7 @@ def compare(
         raise InvalidInput(f"{len(names)} names for {len(models)} models; give one for each")
     trials = [model for model in models if isinstance(model, Trial)]
     if trials and len(trials) < len(models):
-        raise InvalidInput(
-            "a sweep candidate has no layers; compare candidates with candidates, profiles with profiles"
-        )
+        raise InvalidInput("a sweep candidate has no layers; compare candidates with candidates, not with profiles")
     if trials:
         comparison = compare_trials(trials)
     else:

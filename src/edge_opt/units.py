@@ -15,15 +15,13 @@ _COUNT_STEPS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BYTE_STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def _scaled(value: float, divisor: float, suffix: str) -> str:
-    number = value / divisor
-    digits = 2 if abs(number) < 10 else 1 if abs(number) < 100 else 0
-    return f"{number:.{digits}f} {suffix}"
-
-
 def _prefixed(value: float, steps: Iterable[tuple[float, str]]) -> str:
     """Return the value with the largest prefix or unit that it reaches; "" where it reaches none."""
-    return next((_scaled(value, divisor, suffix) for divisor, suffix in steps if abs(value) >= divisor), "")
+    for divisor, suffix in steps:
+        number = value / divisor
+        if abs(value) >= divisor:
+            return f"{number:.{2 if abs(number) < 10 else 1 if abs(number) < 100 else 0}f} {suffix}"
+    return ""
 
 
 def count(value: float) -> str:

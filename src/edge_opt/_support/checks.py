@@ -35,13 +35,13 @@ def check_whole(name: str, value: Any, least: int = 1) -> None:
         raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
 
 
-def check_positive(name: str, value: Any, of: str = "a number", bound: str = "above 0") -> None:
+def check_positive(name: str, value: Any, of: str = "a number") -> None:
     """Raise InvalidInput unless the value is a finite number above zero that a machine can have.
 
-    `of` and `bound` describe it in the message, such as "a number of MiB".
+    `of` describes it in the message, such as "a number of MiB".
     """
     if not is_number(value) or not 0 < value < 1e15:
-        raise InvalidInput(f"{name} is {value!r}; it must be {of} {bound}")
+        raise InvalidInput(f"{name} is {value!r}; it must be {of} above 0")
 
 
 def check_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:

@@ -69,11 +69,7 @@ def svd_ops(m: int, n: int, with_vectors: bool, is_full: bool = False) -> Fracti
 
 def _matrix_rule(ops: Callable[[int, int], int | Fraction]) -> Rule:
     """Return a rule: the operations of an m x n matrix, for each matrix of a batch."""
-
-    def rule(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-        return _work(x, _batch(x), ops(*x.shape[-2:]))
-
-    return rule
+    return lambda out, x, *_, **__: _work(x, _batch(x), ops(*x.shape[-2:]))
 
 
 for _operators, _ops in (
@@ -123,10 +119,7 @@ def solve_triangular(out: TensorInfo, x: TensorInfo, right: TensorInfo, *_: Any,
     return _work(x, 1, out.elements * x.shape[-1])
 
 
-@cost_rule(aten.triangular_solve, kind="linalg")
-def solve_triangular_older(out: Any, right: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """n² for each right-hand side."""
-    return _work(x, 1, out[0].elements * x.shape[-1])
+cost_rule(aten.triangular_solve, kind="linalg")(lambda out, right, x, *_, **__: solve_triangular(out[0], x, right))
 
 
 @cost_rule(aten.linalg_qr, kind="linalg")

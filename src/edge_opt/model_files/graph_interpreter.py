@@ -250,14 +250,12 @@ class GraphInterpreter:
                 return None
             raise
 
-    def _step(self, node: FileNode, runs_quantized: bool, attributes: dict[str, Any] | None = None) -> None:
+    def _step(self, node: FileNode, runs_quantized: bool) -> None:
         """Read one node; its results are noted under their names."""
-        settings = node.attributes if attributes is None else attributes
         function = self.plan.file.functions.get((node.domain, node.op))
         inputs = [self.value(name, runs_quantized) for name in node.inputs]
-        call = NodeCall(
-            node, settings, inputs, [self.constant_values.get(name) for name in node.inputs], self.plan.file.opset
-        )
+        constants = [self.constant_values.get(name) for name in node.inputs]
+        call = NodeCall(node, node.attributes, inputs, constants, self.plan.file.opset)
         handler = handler_of(node)
         if node.op in CONTROL and node.domain in KNOWN_DOMAINS:
             control = _Control(self, call)
@@ -321,9 +319,7 @@ class GraphInterpreter:
         """Read a node inside a function or a body: constant where everything it reads is known."""
         self._count(node)
         names = names_read(node)
-        is_known = (
-            node.op not in RANDOM and node.op not in CONTROL and all(name in self.constant_values for name in names)
-        )
+        is_known = node.op not in RANDOM | CONTROL and self.constant_values.keys() >= set(names)
         if node.op in BY_SHAPE:
             self._fold_constant(node)
         elif not is_known:

@@ -285,9 +285,7 @@ def _model_file(path: Path, model: Any, onnx: Any) -> ModelFile:
     opset = opsets.get("", 21)
     if not OLDEST_OPSET <= opset <= newest:
         remedy = "`pip install -U onnx`" if opset > newest else "onnx.version_converter"
-        raise UnreadableModel(
-            f"its operators are of opset {opset}; opsets {OLDEST_OPSET} to {newest} are read: use {remedy}"
-        )
+        raise UnreadableModel(f"it has opset {opset}; opsets {OLDEST_OPSET} to {newest} are read: use {remedy}")
     functions = {
         (_text(function.domain), _text(function.name)): reader.function(function) for function in model.functions
     }

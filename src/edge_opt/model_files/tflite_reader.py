@@ -180,13 +180,12 @@ class Table:
         self._file.count(1)
         return "" if encoded is None else bytes(encoded).decode("utf-8", "replace")
 
-    def numbers(self, number: int, form: str = "i") -> tuple[Any, ...]:
-        """Return a vector of numbers; empty where it is absent."""
+    def numbers(self, number: int) -> tuple[int, ...]:
+        """Return a vector of integers; empty where it is absent."""
         target = self._target(number)
         if target is None:
             return ()
-        kind = np.dtype({"i": "<i4", "q": "<i8", "f": "<f4"}[form])
-        numbers = np.frombuffer(self._file.vector(target, kind.itemsize), kind)
+        numbers = np.frombuffer(self._file.vector(target, 4), "<i4")
         self._file.count(len(numbers) + 1)
         return tuple(numbers.tolist())
 
@@ -306,14 +305,9 @@ class _TfliteReader:
             is_state = tensor.data is None and tensor.name in read and not is_made
             if tensor.data is not None or is_state:
                 constants[tensor.name] = _constant(tensor)
-            is_weight = (
-                tensor.data is not None
-                and len(tensor.shape) > 0
-                and (
-                    tensor.name in weights
-                    or (prod(tensor.shape) > 1 and ("float" in (tensor.dtype or "") or tensor.dtype in _NARROW))
-                )
-            )
+            is_number = "float" in (tensor.dtype or "") or tensor.dtype in _NARROW
+            is_used = tensor.name in weights or (prod(tensor.shape) > 1 and is_number)
+            is_weight = tensor.data is not None and len(tensor.shape) > 0 and is_used
             role = "PARAMETER" if is_weight else "BUFFER" if is_state else ""
             shape = tuple(dim if dim >= 0 else "" for dim in tensor.open_shape)
             values[tensor.name] = FileValue(tensor.name, shape, tensor.dtype, role)

@@ -303,12 +303,9 @@ class Sensitivity(Shown):
             change: Look at "prune" or at "quantize" only; None looks at both.
             most: Number of layers at most.
         """
-        hurting = [row for row in self.worst_first() if change in (None, row.change)]
-        return tuple(
-            dict.fromkeys(
-                row.path for row in hurting if row.score_change * (1 if self.direction == "higher" else -1) < 0
-            )
-        )[:most]
+        sign = 1 if self.direction == "higher" else -1
+        hurting = [row for row in self.worst_first() if row.score_change * sign < 0]
+        return tuple(dict.fromkeys(row.path for row in hurting if change in (None, row.change)))[:most]
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row per layer and change, in the model's order."""

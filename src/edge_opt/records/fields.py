@@ -1,4 +1,4 @@
-"""Declare a record: each field with its description and, where its name does not tell them, its title and unit.
+"""Declare a record: each field with its description; its name tells its title and unit.
 
 A record shows itself in one line; one that people meet (`Shown`) also as a short table, and as HTML in a notebook.
 
@@ -10,7 +10,7 @@ A record shows itself in one line; one that people meet (`Shown`) also as a shor
         op_index: int | None = field("Operator at the peak; None where no operator ran.", default=None)
 
 The declaration is the only place that describes the field: `help()`, the API page, tables and notebooks read it.
-Title and kind follow from the name (`weight_bytes`, `latency_s`), unless the declaration has others.
+Title and kind follow from the name (`weight_bytes`, `latency_s`).
 """
 
 from __future__ import annotations
@@ -58,27 +58,19 @@ else:
 
 
 def field(
-    description: str,
-    *,
-    title: str = "",
-    kind: Kind | None = None,
-    default: Any = dataclasses.MISSING,
-    factory: Any = dataclasses.MISSING,
-    compare: bool = True,
+    description: str, *, default: Any = dataclasses.MISSING, factory: Any = dataclasses.MISSING, compare: bool = True
 ) -> Any:
     """Declare one field of a record.
 
     Args:
         description: What the value is, in a sentence; with its unit unless the name has it, and with the meaning of
             None.
-        title: What people read in front of the value; by default the name in words.
-        kind: How the value is written; by default as the name's unit says.
         default: The value of a record that was made without it, also of a file that was written before the field
             existed.
         factory: Makes the default where it is a value that can change, such as `dict`.
         compare: Whether two records that differ here are different.
     """
-    metadata = {"description": description, "title": title, "kind": kind}
+    metadata = {"description": description}
     return dataclasses.field(default=default, default_factory=factory, compare=compare, metadata=metadata)
 
 
@@ -102,18 +94,15 @@ def described(cls: type[T]) -> type[T]:
 
 
 def title_of(item: dataclasses.Field[Any]) -> str:
-    """Return what people read in front of a field's value: its title, or its name in words without `_s` and `_j`."""
+    """Return what people read in front of a field's value: its name in words without `_s` and `_j`."""
     words = re.sub(r"_[sj]$", "", item.name).split("_")
     text = " ".join(_WORDS.get(word, word) for word in words)
-    return item.metadata.get("title") or text[:1].upper() + text[1:]
+    return text[:1].upper() + text[1:]
 
 
 def kind_of(item: dataclasses.Field[Any]) -> Kind:
-    """Return how a field's value is written: as declared, or as the unit in its name says."""
-    declared: Kind | None = item.metadata.get("kind")
-    return (
-        next((kind for kind, names in _KINDS if re.fullmatch(names, item.name)), "") if declared is None else declared
-    )
+    """Return how a field's value is written: as the unit in its name says."""
+    return next((kind for kind, names in _KINDS if re.fullmatch(names, item.name)), "")
 
 
 def by_name(kind: str, name: str, items: Iterable[tuple[str, T]]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import ge, gt, le, lt
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt import units
@@ -42,11 +43,8 @@ class ModelProfile(Shown):
 
     def _brief(self) -> str:
         shapes = ", ".join(map(units.shape, self.trace.modules[0].input_shapes)) if self.trace.modules else "nothing"
-        targets = (
-            f", predicted for {', '.join(prediction.target for prediction in self.predictions)}"
-            if self.predictions
-            else ""
-        )
+        names = ", ".join(prediction.target for prediction in self.predictions)
+        targets = f", predicted for {names}" if names else ""
         return (
             f"{self.name} on {shapes}: {units.count(self.totals.macs)} MACs, {units.count(self.totals.params)} "
             f"parameters, peak {units.size(self.peak.live_bytes)}, {len(self.layers)} layers"
@@ -301,6 +299,7 @@ class ModelComparison(Saved):
 
 Outcome = Literal["holds", "broken", "undecided", "unknown"]
 Relation = Literal["<=", "<", ">=", ">"]
+_COMPARISONS = {"<=": le, "<": lt, ">=": ge, ">": gt}
 
 
 @record
@@ -323,11 +322,7 @@ class Budget(Record):
         Args:
             value: The figure in the metric's unit.
         """
-        if self.relation == "<=":
-            return value <= self.limit
-        if self.relation == "<":
-            return value < self.limit
-        return value >= self.limit if self.relation == ">=" else value > self.limit
+        return bool(_COMPARISONS[self.relation](value, self.limit))
 
 
 @record

@@ -38,15 +38,9 @@ _FEW_VALUES = 8
 _MOST_NUMBERS = 1024
 # CPU time of other threads that is not a thread waking up to look at a clock.
 _BUSY_S = 50e-6
-_forks = [0]
-
-
-def _note_fork() -> None:
-    _forks[0] += 1
-
-
+_forks: list[None] = []  # one entry for each fork of this process
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_parent=_note_fork)
+    os.register_at_fork(after_in_parent=functools.partial(_forks.append, None))
 
 
 class OutsideWork:
@@ -61,7 +55,7 @@ class OutsideWork:
         self._values_read = 0
         self._floats_read = 0
         self._unknown: list[tuple[torch.Tensor, Frame | None]] = []
-        self._forks = _forks[0]
+        self._forks = len(_forks)
         self._others_s = _seconds_of_other_threads()
         _watch_python_loops()
         _running.append(self)
@@ -98,7 +92,7 @@ class OutsideWork:
             self.origins.append((frame, origin))
 
     def _has_left(self) -> bool:
-        return self._values_read > _FEW_VALUES or _forks[0] != self._forks
+        return self._values_read > _FEW_VALUES or len(_forks) != self._forks
 
     def conclude(self, result: Any, is_known: Callable[[torch.Tensor], bool]) -> None:
         """Judge the unknown operands and what forward returned.
@@ -114,7 +108,7 @@ class OutsideWork:
         numbers = (float, complex) if numpy is None else (float, complex, numpy.ndarray, numpy.floating)
         if self._has_left() and any(isinstance(leaf, numbers) for leaf in leaves):
             self._add(root, "python")
-        if _forks[0] != self._forks:
+        if len(_forks) != self._forks:
             self._add(root, "another process")
         self._judge()
 

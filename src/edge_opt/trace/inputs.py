@@ -102,11 +102,8 @@ def call_arguments(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | No
 
 
 def _is_shape(value: Any) -> bool:
-    return (
-        isinstance(value, (tuple, list, torch.Size))
-        and len(value) > 0
-        and all(isinstance(dim, int) and not isinstance(dim, bool) for dim in value)
-    )
+    is_row = isinstance(value, (tuple, list)) and len(value) > 0
+    return is_row and all(isinstance(dim, int) and not isinstance(dim, bool) for dim in value)
 
 
 def _described(value: Any, has_shapes: bool = True) -> Any:

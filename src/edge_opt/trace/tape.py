@@ -390,11 +390,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def is_input_independent(self, number: int) -> bool:
         """Return whether a storage that outlives the trace holds what an eager run would have left there."""
-        return (
-            self._is_on_cpu
-            and number in self._input_independent
-            and not (number in self._input_dependent or number in self._written)
-        )
+        is_changed = number in self._input_dependent or number in self._written
+        return self._is_on_cpu and number in self._input_independent and not is_changed
 
     def end(self) -> None:
         """Let go of every tensor."""

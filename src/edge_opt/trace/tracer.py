@@ -269,6 +269,7 @@ def _run(
             release_trace_tensors(partial(lifetimes.survivors, tape.is_input_independent), has_failed)
     sizes = {id(tensor): nbytes_of(tensor) for tensor, _ in traced.tensors}
     buffers = {id(tensor) for tensor, role in traced.tensors if role == "buffer"}
+    notes = (note, _INVENTED if tape.has_read_values and invented else None, *tape.notes)
     return Trace(
         calls,
         tuple(tape.signatures),
@@ -280,10 +281,7 @@ def _run(
         buffer_bytes=sum(sizes[address] for address in buffers),
         input_bytes=input_bytes,
         used_real_tensors=is_real,
-        notes=(
-            *(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text),
-            *tape.notes,
-        ),
+        notes=tuple(text for text in notes if text),
         moved_tensor_bytes=_moved_tensor_bytes(traced.model, sizes),
     )
 
@@ -341,9 +339,7 @@ def _finish(result: Any, most: int = 100_000) -> None:
     if isinstance(result, Iterator):
         for count, _ in enumerate(result):
             if count >= most:
-                raise TraceFailed(
-                    f"forward returns a generator that goes on after {most:,} values; bound it to profile"
-                )
+                raise TraceFailed(f"forward returns a generator of more than {most:,} values; bound it to profile")
     elif isinstance(result, (Mapping, tuple, list)):
         for item in result.values() if isinstance(result, Mapping) else result:
             _finish(item)

@@ -148,14 +148,11 @@ def counted_modules(profile: ModelProfile) -> tuple[CountedModule, ...]:
         name = signature.op.removesuffix("_")
         return CountedOp(name, signature, profile.prices[call.signature], call.index in used)
 
-    return tuple(
-        CountedModule(
-            module,
-            tuple(counted(call) for call in own),
-            any(trace.storages[number].role == "parameter" for call in own for number in call.reads),
-        )
-        for module, own in zip(trace.modules, calls, strict=True)
-    )
+    modules = []
+    for module, own in zip(trace.modules, calls, strict=True):
+        reads_parameters = any(trace.storages[number].role == "parameter" for call in own for number in call.reads)
+        modules.append(CountedModule(module, tuple(map(counted, own)), reads_parameters))
+    return tuple(modules)
 
 
 def _used_operators(trace: Trace) -> frozenset[int]:
@@ -393,7 +390,8 @@ def export_difference(model: ModelProfile, file: ModelProfile) -> Reconciliation
     for path, ours, theirs in _work_by_path(_by_module(model), _by_module(file)):
         if _flops(ours) == _flops(theirs):
             continue
-        if _is_rewritten(ours, theirs):
+        # The file uses other kinds of operators for the module, such as products for attention.
+        if ours and set(theirs) - set(ours) - {"quantization"}:
             differences[_rewritten_cause(ours, theirs)][path] += _flops(theirs) - _flops(ours)
             continue
         for kind in {*ours, *theirs}:
@@ -433,11 +431,6 @@ def _work_by_path(before: Mapping[str, _Work], after: Mapping[str, _Work]) -> li
         for kind, cost in work.items():
             moved[known][kind] += cost
     return [(path, before.get(path, {}), moved.get(path, {})) for path in {**before, **moved}]
-
-
-def _is_rewritten(ours: _Work, theirs: _Work) -> bool:
-    """Return whether the file uses other kinds of operators for the module, such as products for attention."""
-    return bool(ours) and bool(set(theirs) - set(ours) - {"quantization"})
 
 
 def _rewritten_cause(ours: _Work, theirs: _Work) -> str:

@@ -261,11 +261,6 @@ def _main_dtype(module: CountedModule) -> str | None:
     return max(computing, key=lambda op: op.price.cost.flops).x.dtype if computing else None
 
 
-def _has_row(module: CountedModule) -> bool:
-    """Return whether rasp's table has a row: leaves, and modules that compute MACs or read parameters themselves."""
-    return module.call.is_leaf or module.reads_parameters or any(op.macs for op in module.ops)
-
-
 @convention(
     "rasp",
     unit="flops",
@@ -278,7 +273,8 @@ def rasp_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
     Element-wise work between layers, such as a residual add, has no row in its table.
     """
     for module in modules:
-        if not _has_row(module):
+        # Its table has rows for leaves, and for modules that compute MACs or read parameters themselves.
+        if not (module.call.is_leaf or module.reads_parameters or any(op.macs for op in module.ops)):
             continue
         by_formula = _by_convention(module, "latest")
         if by_formula is None:
