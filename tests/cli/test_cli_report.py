@@ -103,7 +103,7 @@ def test_what_a_sensitivity_found_is_on_the_page(run: Path) -> None:
     (run / "sensitivity.json").write_text(json.dumps(found.to_dict()))
     assert report(run).exit_code == 0
     shown: Any = data_of(run / "report.html")["sensitivity"]
-    assert shown["measure"] == "Accuracy lost"
+    assert shown["measure"] == "Accuracy drop"
     assert shown["changes"] == ["prune 0.25", "prune 0.5", "int8"]
     cells = {
         (layer, change): loss

@@ -80,7 +80,7 @@ def test_every_file_is_there(done: tuple[Path, dict[str, Any]]) -> None:
 def test_the_summary_has_every_key_and_is_printed(done: tuple[Path, dict[str, Any]]) -> None:
     folder, printed = done
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    assert printed == summary
+    assert printed == {"format": "edge_opt.run", "schema_version": 1, **summary}
     assert set(published.SUMMARY) <= set(summary)
     assert set(published.BASELINE) <= set(summary["baseline"])
     assert set(published.DEPLOYMENT) <= set(summary["deployment"])

@@ -257,7 +257,7 @@ def test_tied_tensors_are_cut_once_while_a_target_is_sought() -> None:
         ({"ratio": True}, "ratio is True"),
         ({"layers": {"conv1": 2}}, "the ratio of 'conv1' is 2"),
         ({"ratio": 0.5, "macs_target": 0.5}, "ratio and macs_target are given; give one of them"),
-        ({}, "how much to prune is not said"),
+        ({}, "how much to prune"),
         ({"macs_target": 0}, "macs_target is 0; it is the share that is to remain, above 0 and up to 1"),
         ({"latency_target": 0.5}, "latency_of= .* or target= .*, and neither is given"),
         ({"ratio": 0.5, "round_to": 8, "target": "raspberry-pi-4"}, "give latency_target= too"),

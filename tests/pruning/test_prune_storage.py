@@ -75,7 +75,7 @@ def test_a_recipe_is_not_applied_twice(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda text: text[: len(text) // 2], "is cut off or is not JSON"),
+        (lambda text: text[: len(text) // 2], "not JSON, or is cut off"),
         (lambda text: "[]", "is not the recipe of a pruned model"),
         (lambda text: '{"schema": "other"}', "is not the recipe of a pruned model"),
         (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), "has schema version 99"),

@@ -141,4 +141,4 @@ def test_a_metric_and_its_constraints_must_fit(settings: list[str], sentence: st
     [("accuracy", ("accuracy_drop <= 0.01",)), ("miou", ("miou_drop <= 0.01",)), ("mae", ()), ("net.py:dice", ())],
 )
 def test_the_default_constraint_speaks_of_the_metric(metric: str, budgets: tuple[str, ...]) -> None:
-    assert read_config(settings=[f"metric={metric}"]).budgets == budgets
+    assert read_config(settings=[f"metric={metric}"]).all_budgets == budgets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import sweep_jobs
 from edge_opt.errors import InvalidInput
 from edge_opt.records.sweeps import Candidate, Trial
 from edge_opt.search.isolation import Isolation, Limits, keep_fork_servers, pickle_job
@@ -18,6 +20,7 @@ from edge_opt.search.sweep_progress import Event, PhaseStarted
 from sweep_jobs import Arithmetic, Flaky, Misbehaving, figures
 
 MIB = 2**20
+SLEEP_LINE = 1 + inspect.getsource(sweep_jobs).splitlines().index("            time.sleep(3600)")
 
 pytestmark = pytest.mark.usefixtures("own_machine")
 
@@ -35,7 +38,7 @@ def test_a_sweep_finishes_with_a_row_for_each_way_to_fail(tmp_path: Path) -> Non
         (None, ""),
         ("raised", "build: ValueError: channels must be divisible by 8"),
         ("out of memory", "build used more memory than the limit of 250 MiB"),
-        ("timed out", "build took longer than the limit of 6 s"),
+        ("timed out", f"build took longer than the limit of 6 s, in build (sweep_jobs.py, line {SLEEP_LINE})"),
         ("no result", "accuracy is nan"),
         ("crashed", "build was ended by SIGABRT; see build.log"),
         ("crashed", "build was over without a result; see build.log"),
