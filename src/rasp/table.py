@@ -397,9 +397,7 @@ def report_file(save_path: str | os.PathLike[str], name: str) -> Path:
     if path.is_dir() or not path.suffix:
         return path / name
     if path.suffix.lower() not in _RENDERERS:
-        raise InvalidInput(
-            f"save_path {str(path)!r} ends in {path.suffix!r}; use {', '.join(_RENDERERS)}, or no suffix for a folder"
-        )
+        raise InvalidInput(f"save_path ends in {path.suffix!r}; use {', '.join(_RENDERERS)}, or no suffix for a folder")
     return path
 
 

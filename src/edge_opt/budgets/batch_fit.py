@@ -116,10 +116,7 @@ def _allocated_fit(
 ) -> BatchFit:  # fmt: skip
     """Find the largest batch for an allocator with this much memory; it releases free segments before it fails."""
     if precision is not None:
-        raise InvalidInput(
-            f"precision is {precision!r}, but an allocator counts the tensors as they are; convert the model instead, "
-            "such as model.half(), and leave precision out"
-        )
+        raise InvalidInput(f"precision is {precision!r}; with an allocator leave it out, and pass model.half() instead")
     settings = AllocatorSettings(capacity_bytes=limit_bytes)
 
     @cache

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,6 @@ from edge_opt.records.profiles import (
     CheckResult,
     Contribution,
     Increase,
-    LayerFigures,
     ModelProfile,
     Outcome,
 )
@@ -45,19 +45,10 @@ def violations(metrics: TrialMetrics, budgets: Iterable[Budget]) -> tuple[Violat
 _MAX_CONTRIBUTORS = 5
 
 # The part of a layer in a figure of the whole, where known; peaks do not add up, but the highest is where to look.
-_PARTS: dict[str, Callable[[LayerFigures], float | None]] = {
-    "macs": lambda layer: layer.macs,
-    "flops": lambda layer: layer.flops,
-    "params": lambda layer: layer.params,
-    "param": lambda layer: layer.param_bytes,
-    "size": lambda layer: layer.param_bytes,
-    "activation": lambda layer: layer.activation_bytes,
-    "peak_activation": lambda layer: layer.peak_live_bytes,
-    "bytes_moved": lambda layer: layer.bytes_moved,
-    "unpriced": lambda layer: layer.unpriced,
-    "latency": lambda layer: layer.measured_s,
-    "predicted": lambda layer: layer.predicted_s,
-}
+_PARTS = {name: name for name in ("macs", "flops", "params", "bytes_moved", "unpriced")} | {
+    "param": "param_bytes", "size": "param_bytes", "activation": "activation_bytes",
+    "peak_activation": "peak_live_bytes", "latency": "measured_s", "predicted": "predicted_s",
+}  # fmt: skip
 
 
 def check_profile(
@@ -163,9 +154,9 @@ def _top_contributors(
         if baseline is not None:
             weights, live = weights - baseline.totals.param_bytes, live - baseline.peak.live_bytes
         family = "param" if weights > live else "peak_activation"
-    read = _PARTS.get(family)
-    if read is None:
+    if family not in _PARTS:
         return []
+    read = attrgetter(_PARTS[family])
     contributions = []
     new = layer_figures(profile)
     old = () if baseline is None else layer_figures(baseline)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -19,6 +19,7 @@ from edge_opt.cli.arguments import LoadedCall, loaded_call, measuring, named_obj
 from edge_opt.cli.shell import (
     NOT_SATISFIED,
     not_satisfied,
+    print_and_save,
     print_json,
     print_status,
     result_console,
@@ -29,7 +30,7 @@ from edge_opt.errors import InvalidInput, ModelNotFound
 from edge_opt.loading import MODEL_FILES, find_object, open_program, parse_reference
 from edge_opt.report.profile_text import check_view
 from edge_opt.report.save import writer_for
-from edge_opt.report.sheets import Sheet, print_sheet, record_document, sheet_of
+from edge_opt.report.sheets import print_sheet, record_document, sheet_of
 from edge_opt.report.table import LEVELS, SORT_COLUMNS
 from edge_opt.units import MIB, size
 
@@ -200,7 +201,7 @@ def train_cost(
             call.model, call.inputs, kwargs=call.kwargs, checkpoint=checkpoint, name=call.name,
             target=target or None, remedies=suggest, **options,
         )  # fmt: skip
-    _print_and_save(step, training_sheet(step, top) if top else sheet_of(step, is_brief=True), output)
+    print_and_save(step, training_sheet(step, top) if top else sheet_of(step, is_brief=True), output)
     scale = 1.0 if limit is None else _PEAK_MEMORY[limit.metric].scale
     if limit is not None and not limit.holds(step.peak_bytes / scale):
         from edge_opt.training_steps.step_report import fewest_checkpoints
@@ -209,16 +210,6 @@ def train_cost(
         choice = fewest_checkpoints(call.model, call.inputs, kwargs=call.kwargs, budget_mb=limit_mb, **options)
         hint = f"--checkpoint {','.join(choice.paths)} keeps it" if choice.fits else "no set of checkpoints keeps it"
         raise not_satisfied(f"the peak is {size(step.peak_bytes)}, and the budget is {limit.text}; {hint}")
-
-
-def _print_and_save(record: Any, sheet: Sheet, output: Sequence[Path] | None) -> None:
-    """Print a record as JSON or as a sheet, and save it."""
-    if wants_json():
-        typer.echo(record_document(record), nl=False)
-    else:
-        print_sheet(result_console(), sheet)
-    for path in output or []:
-        print_status(f"saved to {record.save(path)}")
 
 
 def _loss(reference: str) -> Any:
@@ -280,7 +271,7 @@ def llm(
             ram_gib=ram,
             measure=measure,
         )
-    _print_and_save(result, sheet_of(result, is_brief=True), output)
+    print_and_save(result, sheet_of(result, is_brief=True), output)
     reports = result.reports if isinstance(result, ServingComparison) else (result,)
     if strict and not all(report.memory.fits for report in reports):
         raise typer.Exit(NOT_SATISFIED)

@@ -295,10 +295,7 @@ def _profile_of_file(model: str) -> ModelProfile:
     with redirect_stdout(sys.stderr):
         loaded = load_model(model)
     if loaded.example is None:
-        raise InvalidInput(
-            f"{model!r} leaves the shapes of its inputs open; `edge-opt profile {model} -i SHAPE -o report.html` "
-            "writes its page"
-        )
+        raise InvalidInput(f"{model!r} has open input shapes; write `edge-opt profile {model} -i SHAPE -o report.html`")
     positional, named = loaded.example
     report_progress(f"tracing {loaded.name}")
     return eo.profile(loaded.model, list(positional) or None, kwargs=named, name=loaded.name)

@@ -29,9 +29,11 @@ from edge_opt.loading import TRUST
 from edge_opt.text import lines, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.console import Console
+
+    from edge_opt.report.sheets import Sheet
 
 NOT_SATISFIED = 1
 _INTERRUPTED = SweepInterrupted.exit_code
@@ -345,6 +347,18 @@ def print_record(record: Any, kind: str, plain: Callable[[Any], Any] = to_plain)
         print_json(tagged(kind, plain(record)))
     else:
         typer.echo(record_text(record, result_width()))
+
+
+def print_and_save(record: Any, shown: Sheet, output: Sequence[Path] | None) -> None:
+    """Print a record as its JSON document or as a sheet, and save it to files."""
+    from edge_opt.report.sheets import print_sheet, record_document
+
+    if wants_json():
+        typer.echo(record_document(record), nl=False)
+    else:
+        print_sheet(result_console(), shown)
+    for path in output or []:
+        print_status(f"saved to {record.save(path)}")
 
 
 def print_status(sentence: str) -> None:

@@ -25,9 +25,9 @@ from edge_opt.cli.arguments import (
 from edge_opt.cli.shell import (
     NOT_SATISFIED,
     not_satisfied,
+    print_and_save,
     print_record,
     print_status,
-    result_console,
     result_width,
     wants_json,
 )
@@ -99,7 +99,6 @@ def compare(
     from edge_opt.records.profiles import ModelComparison
     from edge_opt.report.comparison import shown_comparison
     from edge_opt.report.save import writer_for
-    from edge_opt.report.sheets import print_sheet, record_document
 
     if len(models) < 2:
         raise InvalidInput(f"only {models[0]!r} was given; name at least two profiles or models to compare")
@@ -121,13 +120,7 @@ def compare(
             for model, profile in zip(models, profiles, strict=True)
         ]
         comparison = eo.compare(*profiles, names=names)
-    if wants_json():
-        typer.echo(record_document(comparison), nl=False)
-    else:
-        shown = shown_comparison(comparison, sort, top, everything=everything)
-        print_sheet(result_console(highlight=False), shown)
-    for path in output or []:
-        print_status(f"saved to {comparison.save(path)}")
+    print_and_save(comparison, shown_comparison(comparison, sort, top, everything=everything), output)
 
 
 def check(
@@ -220,9 +213,7 @@ def _limits(
 def _source(model: str, taken: tuple[str, ...] = ()) -> str:
     """Return the reference; a file is refused, because pruning and conversion need the model that it was made from."""
     if model.lower().endswith(MODEL_FILES) and not model.lower().endswith(taken):
-        raise InvalidInput(
-            f"{model!r} is a file with a finished graph, which cannot be changed; give the model's source: net.py:Net"
-        )
+        raise InvalidInput(f"{model!r} is a file, which cannot be changed; give the model's source: net.py:Net")
     return model
 
 
@@ -255,9 +246,7 @@ def prune(
     edge-opt prune net.py:Net -i 1x3x32x32 --ratio block.conv1=0.3 --json
     """
     if importance in ("taylor", "reconstruction"):
-        raise InvalidInput(
-            f"--importance {importance} needs data; use group or random, or eo.prune with loader= in Python"
-        )
+        raise InvalidInput(f"--importance {importance} needs data; use group or random, or loader= of eo.prune")
     if not (ratio or macs_target or latency_target):
         raise InvalidInput("nothing says how much to prune; add --ratio 0.5, --macs-target 0.5 or --latency-target 0.5")
     if latency_target is not None and target is None:
@@ -298,9 +287,7 @@ def _layer_ratio(text: str) -> tuple[str, float]:
     try:
         return name, float(value)
     except ValueError:
-        raise InvalidInput(
-            f"--ratio {text!r} cannot be read; write a share such as 0.5, or LAYER=RATIO such as layer1.0.conv1=0.3"
-        ) from None
+        raise InvalidInput(f"--ratio {text!r} cannot be read; write a share such as 0.5, or LAYER=RATIO") from None
 
 
 def convert(

@@ -229,9 +229,7 @@ def idx_dataset(name: str, folder: Path | None, download: bool) -> Raw:
     arrays, digests = zip(*(read_idx(path, 1 if "labels" in path.name else 3) for path in paths), strict=True)
     for images, labels, path in zip(arrays[::2], arrays[1::2], paths[1::2], strict=True):
         if len(images) != len(labels):
-            raise DataNotFound(
-                f"{path} has {len(labels)} labels for {len(images)} images; the files do not belong together"
-            )
+            raise DataNotFound(f"{path} has {len(labels)} labels for {len(images)} images; get both files again")
     pictures = [(images.astype(np.float32) / np.float32(255))[:, None] for images in arrays[::2]]
     answers = [labels.astype(np.int64) for labels in arrays[1::2]]
     return Raw(pictures[0], answers[0], pictures[1], answers[1], tuple(zip(FILES, digests, strict=True)))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections.abc import Sequence
 from string import ascii_uppercase
+from typing import Any
 
 from edge_opt import units
 from edge_opt._support.json import read_document, to_plain
 from edge_opt.errors import InvalidInput, UnreadableProfile
 from edge_opt.records.profiles import ComparedFigure, ComparedLayer, FigureUnit, LayerFigures, ModelComparison
-from edge_opt.report.save import read_record
+from edge_opt.report.save import csv_text, read_record
 from edge_opt.report.sheets import Cell, Column, Note, Sheet, Table, column, sheet, signed, text_column
 from edge_opt.report.table import COLUMNS, SORT_COLUMNS
-from edge_opt.text import printable, spreadsheet
+from edge_opt.text import printable
 
 FORMAT, SCHEMA_VERSION = "edge_opt.comparison", 1
 # Figures of a layer, by the words of `--sort`; they are fields of `LayerFigures` and columns of a profile.
@@ -178,8 +177,6 @@ def load_comparison(path: str | os.PathLike[str]) -> ModelComparison:
 
 def as_csv(comparison: ModelComparison) -> str:
     """Return one line per layer, every layer; exact numbers of each model, and the differences from the first."""
-    out = io.StringIO()
-    lines = csv.writer(out, lineterminator="\n")
     others = range(1, len(comparison.names))
     figures = [
         f"{key}_{what}"
@@ -187,20 +184,18 @@ def as_csv(comparison: ModelComparison) -> str:
         for what in (*(letter(n) for n in range(len(comparison.names))), *(f"difference_{letter(n)}" for n in others))
     ]
     heads = [f"{what}_{letter(n)}" for n in range(len(comparison.names)) for what in ("path", "type")]
-    lines.writerow([*heads, *(f"change_{letter(n)}" for n in others), *figures])
+    rows: list[list[Any]] = []
     for row in comparison.layers:
-        names = [
-            spreadsheet(text)
-            for layer in row.layers
-            for text in (("", "") if layer is None else (layer.label, layer.kind))
-        ]
-        numbers: list[float | None] = []
+        cells: list[Any] = []
+        for layer in row.layers:
+            cells += ["", ""] if layer is None else [layer.label, layer.kind]
+        cells += [row.change(n) for n in others]
         for key in SORT_KEYS:
             values = [_value(layer, key) for layer in row.layers]
             old = values[0]
-            numbers += [*values, *(None if old is None or new is None else new - old for new in values[1:])]
-        lines.writerow([*names, *(row.change(n) for n in others), *numbers])
-    return out.getvalue()
+            cells += [*values, *(None if old is None or new is None else new - old for new in values[1:])]
+        rows.append(cells)
+    return csv_text([*heads, *(f"change_{letter(n)}" for n in others), *figures], rows)
 
 
 @sheet(ModelComparison, brief=shown_comparison, files={".json": document, ".csv": as_csv})

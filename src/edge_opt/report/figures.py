@@ -284,9 +284,7 @@ def read_sensitivity(plain: Mapping[str, Any], source: str = "the document") -> 
     try:
         return from_plain(Sensitivity, plain)
     except UnreadableProfile as error:
-        raise InvalidInput(
-            f"{source} is not a sensitivity: {error}; expected the result of eo.sensitivity(...).to_dict()"
-        ) from error
+        raise InvalidInput(f"{source} is not a sensitivity: {error}; give eo.sensitivity(...).to_dict()") from error
 
 
 def change_of(row: LayerSensitivity) -> str:

@@ -186,10 +186,7 @@ def _parts(origin: Path) -> dict[str, Any]:
     else:
         raise InvalidInput(f"no folder or file {str(origin)!r}; `edge-opt run` and `edge-opt profile -o` write them")
     if not files:
-        raise InvalidInput(
-            f"{str(origin)!r} is not a run, and holds none: it has none of {', '.join(FILES)}; "
-            "`edge-opt run` writes such a folder"
-        )
+        raise InvalidInput(f"{str(origin)!r} is not a run, and holds none of {', '.join(FILES)}; see `edge-opt run`")
     parts: dict[str, Any] = {name: _object(files[name]) for name in _PARTS if name in files}
     shipped = shipped_file(origin)
     if shipped is not None:

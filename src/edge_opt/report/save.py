@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -60,11 +60,15 @@ def document(profile: ModelProfile, level: Level = "leaves") -> str:
 def _csv(profile: ModelProfile, level: Level = "leaves") -> str:
     """Return exact numbers under the columns' names; an empty cell is a value that is not known or not defined."""
     values = table(profile, level)
-    cells = [[spreadsheet(value) if isinstance(value, str) else value for value in column] for _, column in values]
+    return csv_text([column.name for column, _ in values], zip(*(cells for _, cells in values), strict=True))
+
+
+def csv_text(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as CSV: exact numbers, empty where one is not known, no text that a spreadsheet would run."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    lines.writerow([column.name for column, _ in values])
-    lines.writerows(zip(*cells, strict=True))
+    lines.writerow(names)
+    lines.writerows([spreadsheet(it) if isinstance(it, str) else it for it in row] for row in rows)
     return out.getvalue()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +12,8 @@ from edge_opt import units
 from edge_opt._support.json import dumps_rows, read_document, to_plain
 from edge_opt.errors import UnreadableSweep
 from edge_opt.records.sweeps import TRIAL_COLUMNS, Speedup, SpeedupRatio, SweepResult, Trial, TrialMetrics, score_text
-from edge_opt.report.save import read_record
+from edge_opt.report.save import csv_text, read_record
 from edge_opt.report.sheets import Cell, Note, Sheet, Table, column, sheet, text_column
-from edge_opt.text import spreadsheet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,17 +164,12 @@ def sweep_dataframe(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) ->
 
 def sweep_csv(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) -> str:
     """Return the rows as CSV: exact numbers, empty where one is not known, no text that a spreadsheet would run."""
-    out = io.StringIO()
-    lines = csv.writer(out, lineterminator="\n")
     # The columns of another metric replace those of accuracy, and state which direction is better.
     is_other = result.metric != "accuracy"
     behind = {"metric_direction": result.metric_direction} if is_other else {}
     names = [*_row(result, result.baseline, budgets), *behind]
-    lines.writerow([name.replace("accuracy", result.metric) for name in names])
-    for row in sweep_rows(result, budgets):
-        cells = [*row.values(), *behind.values()]
-        lines.writerow([spreadsheet(value) if isinstance(value, str) else value for value in cells])
-    return out.getvalue()
+    rows = ([*row.values(), *behind.values()] for row in sweep_rows(result, budgets))
+    return csv_text([name.replace("accuracy", result.metric) for name in names], rows)
 
 
 _SHOWN = 12

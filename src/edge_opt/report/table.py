@@ -245,13 +245,8 @@ def _together(parts: Sequence[Predicted | None]) -> Predicted | None:
     for part in known:
         for bound, seconds in part.spent:
             spent[bound] = spent.get(bound, 0.0) + seconds
-    return Predicted(
-        _sum([part.seconds for part in known]),
-        _sum([part.low for part in known]),
-        _sum([part.high for part in known]),
-        _sum([part.energy_j for part in known]),
-        tuple(spent.items()),
-    )
+    sums = (_sum([getattr(part, name) for part in known]) for name in ("seconds", "low", "high", "energy_j"))
+    return Predicted(*sums, tuple(spent.items()))
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
@@ -374,16 +369,13 @@ def combined(rows: Sequence[ProfileRow]) -> ProfileRow:
     """Return several rows as one: the first one's name and shapes, costs added up, the highest peak."""
     known = [row.cost for row in rows if row.cost is not None]
     times = [row.measured_s for row in rows if row.measured_s is not None]
+    added = ("activation_bytes", "operators", "unpriced", "params", "trainable_params", "param_bytes")
+    sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in added}
     return replace(
         rows[0],
+        **sums,
         cost=sum(known, OpCost()) if known else None,
-        activation_bytes=sum(row.activation_bytes for row in rows),
         peak_live_bytes=max(row.peak_live_bytes for row in rows),
-        operators=sum(row.operators for row in rows),
-        unpriced=sum(row.unpriced for row in rows),
-        params=sum(row.params for row in rows),
-        trainable_params=sum(row.trainable_params for row in rows),
-        param_bytes=sum(row.param_bytes for row in rows),
         measured_s=math.fsum(times) if times else None,
         predicted=_together([row.predicted for row in rows]),
     )

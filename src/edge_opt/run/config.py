@@ -410,9 +410,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands twice", key.start_mark
-                )
+                problem = f"the key {key.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
@@ -441,9 +440,7 @@ def read_settings(settings: Sequence[str], content: Mapping[str, Any] | None = N
         key, equals, text = setting.partition("=")
         steps = key.strip().split(".")
         if not equals or not all(steps):
-            raise InvalidConfig(
-                f"--set {setting!r} cannot be read; write key=value, such as epochs=3 or precisions=[int8]"
-            )
+            raise InvalidConfig(f"--set {setting!r} cannot be read; write key=value, such as epochs=3")
         # A layer's path has dots of its own: only the first is ours.
         steps = [steps[0], ".".join(steps[1:])] if steps[0] == "layer_pruning" and len(steps) > 1 else steps
         section = merged

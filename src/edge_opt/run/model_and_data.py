@@ -86,9 +86,7 @@ class ModelAndData(Record):
             own = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
             if not _is_importable(own):
                 name = own.__qualname__.rpartition(".")[2]
-                raise InvalidInput(
-                    f"{key} is {name}, which other processes cannot import; put it into a file and pass 'file.py:f'"
-                )
+                raise InvalidInput(f"{key} is {name}, which other processes cannot import; pass 'file.py:f'")
         if isinstance(model, nn.Module):
             check_can_change(model, "swept")
         for path, module in model.named_modules() if isinstance(model, nn.Module) else ():

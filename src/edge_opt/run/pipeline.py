@@ -307,10 +307,7 @@ class _Run:
         now = sources_of(source.config, None, model, source.model if isinstance(source.model, str) else None)
         changed = [name for name in sorted(now) if self.sources.get(name) != now[name]]
         if changed:
-            raise EdgeOptError(
-                f"{', '.join(changed[:3])} changed while the sweep ran; run the same command again: what depends on "
-                "it is measured again"
-            )
+            raise EdgeOptError(f"{', '.join(changed[:3])} changed while the sweep ran; run the same command again")
 
     def _tested(self, result: SweepResult, job: PipelineJob, store: Store) -> SweepResult:
         """Return the result with test scores of what is reported: the baseline and the winner, and no others."""
@@ -386,9 +383,7 @@ def _with_board(config: RunConfig, measure_on: str | None) -> tuple[RunConfig, B
         config = config.model_copy(update={"runtimes": ["onnxruntime"]})
     refused = [name for name in config.runtimes if name not in BOARD_RUNTIMES]
     if refused:
-        raise InvalidInput(
-            f"{refused[0]} cannot be measured on a board; runtimes there are {', '.join(BOARD_RUNTIMES)}"
-        )
+        raise InvalidInput(f"{refused[0]} cannot be measured on a board; choose from {', '.join(BOARD_RUNTIMES)}")
     board.check()
     levels = [*GRID] if config.pruning_levels == "auto" else config.pruning_levels
     return config.model_copy(update={"pruning_levels": levels}), board
@@ -399,9 +394,7 @@ def _check_trainable(source: ModelAndData, splits: Splits, model: nn.Module) -> 
     kind, _, index = source.config.device.partition(":")
     count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(kind, 1)
     if int(index or 0) >= count:
-        raise InvalidConfig(
-            f"device is {source.config.device!r}, and torch sees {count} of that kind here; write device: cpu"
-        )
+        raise InvalidConfig(f"device is {source.config.device!r}, and torch sees {count} of them; write device: cpu")
     profile(model, source.example(splits, model))
     source.task().check(model, splits.validation)
 

@@ -227,9 +227,7 @@ class RemoteBuilders:
                     future.release()
                     yield candidate, outcome
         except (CancelledError, CommClosedError, OSError) as error:
-            raise EdgeOptError(
-                f"the Dask scheduler {self.scheduler} is gone; run again to continue: finished candidates are kept"
-            ) from error
+            raise EdgeOptError(f"the Dask scheduler {self.scheduler} is gone; run again to continue") from error
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
@@ -245,16 +243,11 @@ class RemoteBuilders:
             try:
                 client.wait_for_workers(1, CONNECT_WITHIN_S)
             except TimeoutError as error:
-                raise EdgeOptError(
-                    f"no worker has joined {self.scheduler} in {CONNECT_WITHIN_S:g} s; start one with "
-                    f"`dask worker {self.scheduler} --nthreads 1`"
-                ) from error
+                start = f"`dask worker {self.scheduler} --nthreads 1`"
+                raise EdgeOptError(f"no worker has joined in {CONNECT_WITHIN_S:g} s; start one: {start}") from error
             for worker, version in client.run(_version).items():
                 if version != __version__:
-                    raise EdgeOptError(
-                        f"the worker {worker} has edge_opt {version}, and the sweep has {__version__}; "
-                        "install the same version on both"
-                    )
+                    raise EdgeOptError(f"the worker {worker} has edge_opt {version}; install {__version__} there")
             client.subscribe_topic(_TOPIC, lambda event: self.tell(Notice(str(event[1]))))
             yield client
 

@@ -68,10 +68,7 @@ def pickle_job(job: object) -> bytes:
     """Return the job as other processes receive it; refuse one that they could not load."""
     kind = type(job)
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
-        raise InvalidInput(
-            f"the job's class {kind.__qualname__} cannot be imported by another process; "
-            "define it at the top of a module, not in the script that is run or in a function"
-        )
+        raise InvalidInput(f"other processes cannot import {kind.__qualname__}; define it at the top of a module")
     try:
         return pickle.dumps(job)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -224,12 +221,9 @@ class Isolation:
         if limits.memory_bytes is not None:
             _psutil()
         folder.mkdir(parents=True, exist_ok=True)
-        result = folder / f".{phase}.json"
-        result.unlink(missing_ok=True)
-        log = folder / f"{phase}.log"
-        log.unlink(missing_ok=True)
-        progress = folder / PROGRESS_FILE
-        progress.unlink(missing_ok=True)
+        result, log, progress = (folder / name for name in (f".{phase}.json", f"{phase}.log", PROGRESS_FILE))
+        for file in (result, log, progress):
+            file.unlink(missing_ok=True)
         begun = time.monotonic()
         request = pickle.dumps((str(result), str(log), pickle.dumps((job, phase, arguments))))
         outcome = self._watch(request, phase, limits, progress, log) or _read_result(result, phase)

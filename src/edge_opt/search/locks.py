@@ -53,9 +53,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
                     continue
                 holder = _read_owner(folder)
                 who = f"process {holder.pid} on {holder.host}" if holder else "another process"
-                raise FolderInUse(
-                    f"{folder} is in use: {who} works there; wait for it, end it, or choose another folder"
-                ) from None
+                raise FolderInUse(f"{folder} is in use: {who} works there; choose another folder, or wait") from None
         file.truncate(0)
         json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
         file.flush()

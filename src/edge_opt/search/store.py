@@ -308,10 +308,7 @@ def _damage(connection: sqlite3.Connection, path: Path) -> str | None:
     if not tables and not schema:
         return None
     if schema > SCHEMA:
-        raise UnreadableStore(
-            f"{path} was written by a newer edge_opt (schema {schema}, this one reads {SCHEMA}); "
-            "upgrade, or choose another folder"
-        )
+        raise UnreadableStore(f"{path} has schema {schema} of a newer edge_opt, and this reads {SCHEMA}; upgrade it")
     missing = {"facts", "attempts", "builds", "trials"} - tables
     if missing:
         return f"it is damaged: it has no table {min(missing)}"

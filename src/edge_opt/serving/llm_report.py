@@ -155,26 +155,18 @@ class _Request:
         if self.ram_gib is not None:
             check_positive("ram_gib", self.ram_gib, "a number of GiB")
 
-    def check_threads(self, spec: DeviceSpec | None) -> None:
-        """Refuse threads that the target has no cores for, or does not compute with."""
-        if self.threads is None or spec is None:
-            return
-        if (self.engine or spec.engine) != "cpu":
-            raise InvalidInput(
-                f"threads are those of a CPU, and {spec.name} runs the model on its {self.engine or spec.engine}; "
-                'drop threads, or ask for engine="cpu"'
-            )
-        if spec.cores is not None and self.threads > spec.cores.value:
-            raise InvalidInput(f"threads is {self.threads}, and {spec.name} has {spec.cores.value:g} cores")
-
-    def check_engine(self, spec: DeviceSpec | None) -> None:
-        """Refuse an engine that the target does not have, as far as the catalogue knows."""
-        if self.engine is None or spec is None:
-            return
+    def check_target(self, spec: DeviceSpec) -> None:
+        """Refuse an engine that is not known of the target, and threads that it has no cores for or does not use."""
         known = {spec.engine, *(peak.engine for peak in spec.peaks), *(item.engine for item in spec.bandwidths)}
-        if self.engine not in known:
+        engine = self.engine or spec.engine
+        if engine not in known:
             names = ", ".join(sorted(name for name in known if name))
-            raise InvalidInput(f"{spec.name} has no figures of a {self.engine}; choose one of its engines: {names}")
+            raise InvalidInput(f"{spec.name} has no figures of a {engine}; choose one of its engines: {names}")
+        if self.threads is not None and engine != "cpu":
+            problem = f"threads are those of a CPU, and {spec.name} runs the model on its {engine}"
+            raise InvalidInput(f'{problem}; drop threads, or ask for engine="cpu"')
+        if self.threads is not None and spec.cores is not None and self.threads > spec.cores.value:
+            raise InvalidInput(f"threads is {self.threads}, and {spec.name} has {spec.cores.value:g} cores")
 
     def ram_bytes(self, spec: DeviceSpec | None) -> tuple[int, ...]:
         """Return the sizes of RAM to check, smallest first."""
@@ -234,8 +226,8 @@ def _energy(spec: DeviceSpec | None, decode: DecodeCost) -> Energy | None:
 
 def _report(serving: Serving, spec: DeviceSpec | None, request: _Request, measured_model: Any) -> ServingReport:
     """Return the report of one format on one target; `measured_model` also runs here, unless it is None."""
-    request.check_engine(spec)
-    request.check_threads(spec)
+    if spec is not None:
+        request.check_target(spec)
     speed = speed_of(spec, serving.form, request.engine, request.threads, serving.runtime)
     decode = decode_cost(serving, speed, serving.context)
     params = sum(prod(tensor.shape) for tensor in serving.model.tensors)
@@ -310,10 +302,8 @@ def _measured(source: Any, serving: Serving) -> MeasuredServing:
         )
     needed_bytes, ram_bytes = serving.memory(()).total_bytes, read_environment().memory_bytes
     if needed_bytes > 0.8 * ram_bytes:
-        raise InvalidInput(
-            f"the loop needs {needed_bytes / 2**30:.1f} GiB, and this machine has {ram_bytes / 2**30:.1f} GiB; measure "
-            "a smaller model or a shorter context"
-        )
+        sizes = f"{needed_bytes / 2**30:.1f} GiB, and this machine has {ram_bytes / 2**30:.1f} GiB"
+        raise InvalidInput(f"the loop needs {sizes}; measure a smaller model or a shorter context")
     dtype: torch.dtype = getattr(torch, serving.form.computes_in)
     crash = crash_of(dtype)
     if crash:

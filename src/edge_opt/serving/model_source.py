@@ -156,10 +156,8 @@ def config_from(data: Any, origin: str, transformers: Any) -> Any:
     if not isinstance(kind, str):
         raise ModelNotFound(f"{origin} has no model_type, so it is not a configuration of a model")
     if kind not in transformers.CONFIG_MAPPING:
-        raise ModelNotFound(
-            f"{origin} is of type {kind!r}, which transformers {transformers.__version__} does not know; "
-            "update it, or pass the module with inputs="
-        )
+        known = f"transformers {transformers.__version__} does not know; update it, or pass the module with inputs="
+        raise ModelNotFound(f"{origin} is of type {kind!r}, which {known}")
     _check_sizes(data, origin)
     try:
         with quiet():
@@ -301,10 +299,8 @@ def _refuse_encoder(config: Any) -> None:
     is_encoder = _is_one_of("MASKED_LM", config)
     if is_encoder or not (_is_one_of("CAUSAL_LM", config) or _is_one_of("IMAGE_TEXT_TO_TEXT", config)):
         what = "an encoder only" if is_encoder else "no language model"
-        raise InvalidInput(
-            f"a model of type {getattr(config, 'model_type', '?')!r} is {what}: it does not write tokens one by one; "
-            "use eo.profile for it"
-        )
+        kind = getattr(config, "model_type", "?")
+        raise InvalidInput(f"a model of type {kind!r} is {what} and writes no tokens; use eo.profile for it")
 
 
 def _is_one_of(task: str, config: Any) -> bool:
