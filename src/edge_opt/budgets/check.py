@@ -261,10 +261,7 @@ def check(
 def _refuse_without_target(on_target: Mapping[str, Any]) -> None:
     changed = [name for name, value in on_target.items() if value not in ("fp32", None)]
     if changed:
-        raise InvalidInput(
-            f"{changed[0]}={on_target[changed[0]]!r} requires target=, such as target='raspberry-pi-4'. Memory in "
-            "another precision: eo.fit_batch(model, inputs, memory_limit_mb=..., precision=...)"
-        )
+        raise InvalidInput(f"{changed[0]}={on_target[changed[0]]!r} requires target=, such as target='raspberry-pi-4'")
 
 
 def _loaded(model: Any, trust: bool) -> Any:

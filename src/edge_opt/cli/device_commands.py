@@ -182,24 +182,19 @@ def _board_lines(
     yield f"{platform.name}: {evidence(platform)}"
     for net, seconds in nets:
         again = fitted_time(work_of(net), platform)
-        yield (
-            f"  {net.name}: typed {units.duration(seconds)}, fitted {units.duration(again.seconds)} "
-            f"(90 % interval {units.duration(again.low)} to {units.duration(again.high)})"
-        )
+        interval = f"90 % interval {units.duration(again.low)} to {units.duration(again.high)}"
+        yield f"  {net.name}: typed {units.duration(seconds)}, fitted {units.duration(again.seconds)} ({interval})"
     yield from (f"  contradiction: {text}" for text in platform.contradictions)
     yield from (f"  {note}" for note in platform.notes)
     for item in next_nets[:1]:
-        yield (
-            f"time {item.name} next ({_SHAPE}): the usual interval goes from a factor of {item.factor_now:.2f} to "
-            f"{item.factor_then:.2f}"
-        )
+        factors = f"from a factor of {item.factor_now:.2f} to {item.factor_then:.2f}"
+        yield f"time {item.name} next ({_SHAPE}): the usual interval goes {factors}"
     yield from (f"wrote {path}" for path in files)
     if files:
         named = " ".join(f"--time {path.stem}=MS" for path in files)
-        yield (
-            "time them on the board with one runtime (docs/own_device.md has the commands), then add to this command: "
-            f"{named} --runtime NAME --threads {platform.threads or 1}"
-        )
+        added = f"{named} --runtime NAME --threads {platform.threads or 1}"
+        how = "time them on the board with one runtime (docs/own_device.md has the commands)"
+        yield f"{how}, then add to this command: {added}"
 
 
 def _plain(platform: Platform, path: Path, next_nets: Sequence[Suggestion], files: Sequence[Path]) -> dict[str, object]:

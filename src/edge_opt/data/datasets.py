@@ -133,10 +133,8 @@ def read_idx(path: Path, dimensions: int) -> tuple[Bytes, str]:
         raise DataNotFound(f"{path} is damaged or cut short ({error}); get the file again") from error
     header = 4 * (1 + dimensions)
     if len(content) < header or content[:3] != bytes([0, 0, _UNSIGNED_BYTE]) or content[3] != dimensions:
-        raise DataNotFound(
-            f"{path} is not an idx file of bytes in {dimensions} dimensions: "
-            f"it starts with {content[:4].hex() or 'nothing'}, and 0000080{dimensions} was expected"
-        )
+        start = content[:4].hex() or "nothing"
+        raise DataNotFound(f"{path} is not an idx file: it starts with {start}, and 0000080{dimensions} was expected")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) - header != math.prod(shape):
         raise DataNotFound(
@@ -369,10 +367,7 @@ def splits_of(
     for part, loader in parts.items():
         if loader is not None and (not isinstance(loader, Iterable) or iter(loader) is loader):
             kind = type(loader).__name__
-            raise InvalidInput(
-                f"{part} of {name!r} is a {kind}; it must be a DataLoader or a list of (inputs, labels) batches, "
-                "which can be read more than once"
-            )
+            raise InvalidInput(f"{part} of {name!r} is a {kind}; it must be a DataLoader or a list of batches")
     calibration = parts["calibration"] if parts["calibration"] is not None else parts["train"]
     return Splits(
         name, parts["train"], FirstBatches(calibration, calibration_batches), parts["validation"], parts["test"]

@@ -130,9 +130,8 @@ def _on_target(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[
             yield Card(_TARGET, label, prediction.seconds, "time", "predicted", note, low=low, high=high)
         if prediction.ram_bytes:
             fits, needed = fit_of(profile, prediction)
-            note = (
-                f"{batch}, {prediction.precision}; {prediction.target} has {units.sizes(prediction.ram_bytes)} of RAM"
-            )
+            ram = f"{prediction.target} has {units.sizes(prediction.ram_bytes)} of RAM"
+            note = f"{batch}, {prediction.precision}; {ram}"
             yield Card(_TARGET, f"Fits: {fits}", needed, "bytes", "estimated", note)
         for energy in prediction.energies[:1]:
             yield _energy(_TARGET, "Energy per sample", energy.joules, _batch_size(profile), energy)
@@ -421,10 +420,8 @@ def _of_profile(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable
     elif roofs:
         roof = roofs[0].main
         if roof.total.seconds is not None:
-            yield (
-                f"On {roofs[0].spec.title} it takes at least {units.duration(roof.total.seconds)} in {roof.precision} "
-                f"({roof.total.bound}-bound)."
-            )
+            least = f"{units.duration(roof.total.seconds)} in {roof.precision} ({roof.total.bound}-bound)"
+            yield f"On {roofs[0].spec.title} it takes at least {least}."
     if profile.measurement is not None:
         latency = profile.measurement.latency
         noisy = ", on a noisy machine" if latency.is_noisy or latency.is_contended else ""
@@ -502,33 +499,23 @@ def _on_device(
     if seconds and bound in _CURES:
         share = sum(part or 0.0 for kind, part in layers if kind == bound) / seconds
         spent = "lower bound" if prediction is None or prediction.basis == "roofline" else "predicted time"
-        yield (
-            f"On {device.spec.title}",
-            f"{units.percent(share)} of the {spent} is in {bound}-bound layers. {_CURES[bound]}",
-        )
+        text = f"{units.percent(share)} of the {spent} is in {bound}-bound layers. {_CURES[bound]}"
+        yield f"On {device.spec.title}", text
     if fusing and whole and fused is not None and 1 - fused / whole > _WORTH_SAYING:
-        yield (
-            "Fuse",
-            "Batch norms and activations fused into their convolution save up to "
-            f"{units.percent(1 - fused / whole)} of the time there; runtimes such as ONNX Runtime do so.",
-        )
+        saved = f"save up to {units.percent(1 - fused / whole)} of the time there; runtimes such as ONNX Runtime do so."
+        yield "Fuse", f"Batch norms and activations fused into their convolution {saved}"
     # A page has one time for a precision: beside a prediction, the roofline's best would contradict it.
     if prediction is not None and (prediction.bound == "overhead" or prediction.basis != "roofline"):
         return
     for other in device.roofs[1:]:
         if whole and other.total.seconds and other.precision not in tried:
-            yield (
-                f"Try {other.precision}",
-                f"Lower bound {units.duration(other.total.seconds)} on {device.spec.title}; "
-                f"{units.duration(whole)} in {roof.precision}.",
-            )
+            best = f"Lower bound {units.duration(other.total.seconds)} on {device.spec.title}"
+            yield f"Try {other.precision}", f"{best}; {units.duration(whole)} in {roof.precision}."
 
 
 def _memory(profile: ModelProfile) -> Iterable[Advice]:
     peak = profile.peak
     if peak.live_bytes and 1 - peak.planner_bytes / peak.live_bytes > _WORTH_SAYING:
-        yield (
-            "Plan memory",
-            f"The peak of {units.size(peak.live_bytes)} is at {shorten(peak.module or profile.name, 48)}; "
-            f"a runtime that frees each tensor after its last use needs {units.size(peak.planner_bytes)}.",
-        )
+        where = f"The peak of {units.size(peak.live_bytes)} is at {shorten(peak.module or profile.name, 48)}"
+        planned = f"a runtime that frees each tensor after its last use needs {units.size(peak.planner_bytes)}."
+        yield "Plan memory", f"{where}; {planned}"

@@ -301,9 +301,7 @@ def measured_lines(measured: Measurement) -> list[Note]:
         lines.append(("Layers", _layers(measured.layers)))
     if measured.is_slower_fresh and measured.fresh_latency_s is not None:
         fresh = units.duration(measured.fresh_latency_s)
-        lines.append(
-            ("New memory", f"{fresh} where a forward must map its memory first; the latency is of kept memory")
-        )
+        lines.append(("New memory", f"{fresh} where a forward maps its memory first; the latency is of kept memory"))
     if measured.training is not None:
         step = measured.training
         backward, forward = units.duration(step.backward_s), units.duration(step.forward_s)
@@ -395,9 +393,8 @@ def fits_lines(profile: ModelProfile) -> list[Note]:
         if prediction.ram_bytes:
             answer, needed = fit_of(profile, prediction)
             parts = f"{units.size(needed)} in {prediction.precision} (weights, input, activations)"
-            lines.append(
-                ("Fits", f"{answer}: {parts}, and {prediction.target} has {units.sizes(prediction.ram_bytes)}")
-            )
+            ram = f"{prediction.target} has {units.sizes(prediction.ram_bytes)}"
+            lines.append(("Fits", f"{answer}: {parts}, and {ram}"))
     return lines
 
 
@@ -438,12 +435,9 @@ def summary_lines(profile: ModelProfile, *, is_verbose: bool = True) -> list[Not
     coverage = f"100% of {operators} operators"
     if missing:
         coverage = f"{units.percent(profile.coverage)}: {operators - missing} of {operators} operators"
+    others = f"{bound}{units.count(totals.other_ops)} of them outside MACs"
     lines = [
-        (
-            "Compute",
-            f"{bound}{units.count(totals.macs)} MACs, {bound}{units.count(totals.flops)} FLOPs "
-            f"({bound}{units.count(totals.other_ops)} of them outside MACs)",
-        ),
+        ("Compute", f"{bound}{units.count(totals.macs)} MACs, {bound}{units.count(totals.flops)} FLOPs ({others})"),
         ("Parameters", _parameters(profile)),
         ("Traffic", f"{bound}{read} read, {bound}{written} written{intensity}"),
         ("Peak memory", _peak(profile)),

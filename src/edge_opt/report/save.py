@@ -238,10 +238,8 @@ def log_to(profile: ModelProfile, writer: Any, step: int = 0, prefix: str = "") 
         return
     logger, run = writer if isinstance(writer, tuple) and len(writer) == 2 else (writer, None)
     if not hasattr(logger, "log_metric") or not hasattr(logger, "log_text"):
-        raise InvalidInput(
-            f"cannot log to a {type(writer).__name__}; give a TensorBoard SummaryWriter, the mlflow module, "
-            "(MlflowClient(), run_id), or a run of Weights & Biases"
-        )
+        known = "a TensorBoard SummaryWriter, the mlflow module, (MlflowClient(), run_id), or a run of Weights & Biases"
+        raise InvalidInput(f"cannot log to a {type(writer).__name__}; give {known}")
     target = () if run is None else (run,)
     for name, value in figures(profile):
         logger.log_metric(*target, prefix + name, value, step=step)

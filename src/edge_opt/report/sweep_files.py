@@ -205,10 +205,6 @@ def _score_cell(metrics: TrialMetrics | None) -> str:
     return f"{score_text(metrics.test_accuracy, metrics.metric)} test"
 
 
-def _latency_cell(metrics: TrialMetrics | None) -> str:
-    return units.DASH if metrics is None else per_call(metrics) + " disturbed" * metrics.is_disturbed
-
-
 def _trial_table(result: SweepResult, rows: Sequence[tuple[Trial, str]]) -> Table:
     """Return one row per candidate: score, latency, speedup, size, and its status with the reason."""
     known = [trial.metrics for trial, _ in rows]
@@ -219,7 +215,9 @@ def _trial_table(result: SweepResult, rows: Sequence[tuple[Trial, str]]) -> Tabl
             "Candidate", (f"{_MARKS.get(word, ' ')} {it.candidate.title}" for it, word in rows), min_width=None
         ),
         column("Accuracy" if result.metric == "accuracy" else result.metric, map(_score_cell, known)),
-        column("Latency", map(_latency_cell, known)),
+        column(
+            "Latency", (units.DASH if it is None else per_call(it) + " disturbed" * it.is_disturbed for it in known)
+        ),
         column("Speedup (95 % CI)", (units.DASH if it is None else factor_text(it.speedup) for it in timings), 1),
         column("Size", (units.DASH if it is None else units.size(it.size_bytes) for it in known), 2),
         text_column("Status", status, min_width=10),

@@ -245,8 +245,8 @@ def _together(parts: Sequence[Predicted | None]) -> Predicted | None:
     for part in known:
         for bound, seconds in part.spent:
             spent[bound] = spent.get(bound, 0.0) + seconds
-    sums = (_sum([getattr(part, name) for part in known]) for name in ("seconds", "low", "high", "energy_j"))
-    return Predicted(*sums, tuple(spent.items()))
+    sums = {name: _sum([getattr(part, name) for part in known]) for name in ("seconds", "low", "high", "energy_j")}
+    return Predicted(**sums, spent=tuple(spent.items()))
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

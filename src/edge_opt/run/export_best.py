@@ -191,13 +191,9 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
     sizes = ", ".join(f"{part} {count}" for part, count in splits.sizes().items())
     test = "" if metrics.test_accuracy is None else f"; {metrics.test_accuracy:.4f} on the test part"
     threads = job.config.used_threads
-    conditions_here = (
-        f"{metrics.machine or machine.cpu}, {threads} thread{'s' * (threads > 1)}, {trial.candidate.runtime}"
-    )
+    machine_text = f"{metrics.machine or machine.cpu}, {threads} thread{'s' * (threads > 1)}, {trial.candidate.runtime}"
     low, high = metrics.ranked_low_s, metrics.ranked_high_s
-    between = (
-        f" ({units.duration(low)} to {units.duration(high)}, 95 %)" if low is not None and high is not None else ""
-    )
+    between = "" if low is None or high is None else f" ({units.duration(low)} to {units.duration(high)}, 95 %)"
     mark = "; **disturbed** by other programs or noise" if metrics.is_disturbed else ""
     lines = [
         f"# {result.name}: {trial.candidate.title}",
@@ -211,7 +207,7 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
         f"| {metrics.metric} | {metrics.accuracy:.4f} on validation ({metrics.accuracy_low:.4f} to "
         f"{metrics.accuracy_high:.4f}, 95 %){test} |",
         f"| drop vs baseline | {_drop(metrics)} |",
-        f"| latency | {per_call(metrics)}{between}, measured on {conditions_here}{mark} |",
+        f"| latency | {per_call(metrics)}{between}, measured on {machine_text}{mark} |",
         f"| file | {units.size(metrics.size_bytes)}, {metrics.effective_precision} on {trial.candidate.runtime} |",
         f"| memory, measured | {_memory(metrics)} |",
         f"| peak memory, estimated | {units.size(metrics.peak_memory_bytes)} for a batch of {metrics.batch_size}: "
@@ -236,19 +232,15 @@ def _task(metrics: TrialMetrics) -> str:
 def _drop(metrics: TrialMetrics) -> str:
     if metrics.accuracy_drop_low is None or metrics.accuracy_drop_high is None:
         return f"{metrics.accuracy_drop:+.4f} lost"
-    return (
-        f"{metrics.accuracy_drop:+.4f} lost ({metrics.accuracy_drop_low:+.4f} to {metrics.accuracy_drop_high:+.4f}, "
-        "95 %, the same samples)"
-    )
+    ends = f"{metrics.accuracy_drop_low:+.4f} to {metrics.accuracy_drop_high:+.4f}"
+    return f"{metrics.accuracy_drop:+.4f} lost ({ends}, 95 %, the same samples)"
 
 
 def _memory(metrics: TrialMetrics) -> str:
     if metrics.measured_memory_bytes is None:
         return "not known here"
-    return (
-        f"{units.size(metrics.measured_memory_bytes)}: growth of the process over the idle runtime, "
-        f"batches of {metrics.batch_size}"
-    )
+    growth = f"growth of the process over the idle runtime, batches of {metrics.batch_size}"
+    return f"{units.size(metrics.measured_memory_bytes)}: {growth}"
 
 
 def _energy(metrics: TrialMetrics) -> str:

@@ -140,10 +140,8 @@ def _prune(
         seed=config.seed,
     )
     if not pruned.spec.kept:
-        remark = (
-            f"pruning {candidate.pruning:g} removes nothing: every layer is rounded back to the width it has; "
-            "take a larger ratio, or a smaller round_to"
-        )
+        what = f"pruning {candidate.pruning:g} removes nothing: every layer is rounded back to the width it has"
+        remark = f"{what}; take a larger ratio, or a smaller round_to"
         return pruned.model, pruned.spec, [remark]
     remarks = [
         f"{short.path} lost {short.achieved:.0%} of {short.asked:.0%}: {short.reason}" for short in pruned.shortfalls

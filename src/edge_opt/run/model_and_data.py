@@ -92,10 +92,8 @@ class ModelAndData(Record):
         for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
             if not _is_importable(type(module)):
                 where = f"module {path!r}" if path else "the model"
-                raise InvalidInput(
-                    f"{where} is a {type(module).__qualname__}, which other processes cannot import; put the class "
-                    "into a file and pass 'file.py:factory'"
-                )
+                kind = type(module).__qualname__
+                raise InvalidInput(f"{where} is a {kind}, which other processes cannot import; pass 'file.py:factory'")
         options: dict[str, Any] = {
             "calibration_batches": config.calibration_batches,
             "seed": config.seed,

@@ -84,12 +84,8 @@ class Level:
 
     share: float = field("Share of the channels to remove.")
     round_to: RoundTo = field("What the channels that stay are rounded to.")
-    accuracy: float | None = field(
-        "Score on the first validation samples after pruning and fitting, higher is better; None where not built."
-    )
-    latency_ratio: float | None = field(
-        "Time over that of the unpruned model, each where it is fastest; None where it was not timed."
-    )
+    accuracy: float | None = field("Score after pruning and fitting, higher is better; None where it was not built.")
+    latency_ratio: float | None = field("Time over that of the unpruned model; None where it was not timed.")
     verdict: str = field('"trained", or why not.')
 
 
@@ -100,9 +96,7 @@ class Screening:
     accuracy: float = field("Of the unpruned model, on the same samples; higher is better.")
     levels: tuple[Level, ...] = field("The levels, by rounding.")
     epochs: int = field("Epochs of fine-tuning of the chosen ratio.", default=0)
-    left_out: tuple[Exclusion, ...] = field(
-        "Precisions and runtimes that are not tried with every level, each with the reason.", default=()
-    )
+    left_out: tuple[Exclusion, ...] = field("Pairs that are not tried with every level, with the reason.", default=())
 
     @property
     def chosen(self) -> Level | None:

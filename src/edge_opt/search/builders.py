@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from edge_opt import __version__
 from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
-from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.errors import EdgeOptError, InvalidInput, first_line
 from edge_opt.records.fields import field, record
 from edge_opt.records.sweeps import Candidate
 from edge_opt.search.isolation import Isolation, Limits, Outcome, Phase
@@ -236,9 +236,7 @@ class RemoteBuilders:
         try:
             client = distributed.Client(self.scheduler, timeout=CONNECT_WITHIN_S)
         except (OSError, ValueError, TypeError) as error:
-            raise EdgeOptError(
-                f"no Dask scheduler answers at {self.scheduler} ({error}); start one with `dask scheduler`"
-            ) from error
+            raise EdgeOptError(f"no Dask scheduler answers at {self.scheduler} ({error}); start one") from error
         with client:
             try:
                 client.wait_for_workers(1, CONNECT_WITHIN_S)
@@ -263,9 +261,7 @@ class RemoteBuilders:
         except (CancelledError, CommClosedError, EdgeOptError):
             raise
         except Exception as error:  # whatever Dask or unpickling on the worker raises
-            raise EdgeOptError(
-                f"the workers could not build {candidate.label}: {type(error).__name__}: {error}; run again to continue"
-            ) from error
+            raise EdgeOptError(f"workers could not build {candidate.label}: {first_line(error)}; run again") from error
         folder = recreate_folder(self.folder_of(candidate))
         for name, content in files.items():
             write_whole(folder / name, content)
@@ -283,8 +279,7 @@ def check_scheduler(address: str, insecure: bool) -> None:
         raise InvalidInput(f"the scheduler is {address!r}; write tls://HOST:PORT")
     if parts.scheme == "tcp" and not insecure:
         raise InvalidInput(
-            f"{address} has no encryption: anyone who can connect can run code here. Use tls:// with certificates "
-            "in Dask's configuration, or --insecure if you alone can reach it"
+            f"{address} has no encryption: who connects can run code; use tls://, or --insecure if only you can"
         )
 
 

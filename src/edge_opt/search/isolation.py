@@ -95,9 +95,7 @@ class Outcome:
     failure: Failure | None = field("The kind of failure; None where it succeeded.", default=None)
     reason: str = field("The failure in one sentence.", default="")
     seconds: float = field("Wall time.", default=0.0)
-    was_killed: bool = field(
-        "Whether the process was killed from outside, so that another attempt may succeed.", default=False
-    )
+    was_killed: bool = field("Whether it was killed from outside: another attempt may succeed.", default=False)
 
 
 class _ServerEnded(Exception):

@@ -178,10 +178,7 @@ def _create_private(folder: Path) -> Path:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     if not _is_private(folder):
-        raise EdgeOptError(
-            f"{folder} is to hold the locks of your sweeps, and is not a folder that only you may enter; remove it, or "
-            "set XDG_RUNTIME_DIR to a folder of your own with mode 700"
-        )
+        raise EdgeOptError(f"{folder} is not a folder that only you may enter; remove it, or set XDG_RUNTIME_DIR")
     return folder
 
 

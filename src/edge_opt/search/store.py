@@ -237,10 +237,8 @@ class Store:
                     self._connection.backup(connection)
             except sqlite3.OperationalError as error:
                 raise _not_now(copy, error) from error
-            on_notice(
-                f"{named} changed since: what was found for {len(stale)} of {len(candidates)} candidates depends on "
-                f"that and is found anew; the earlier table is kept as {copy.name}"
-            )
+            rows = f"what was found for {len(stale)} of {len(candidates)} candidates depends on that and is found anew"
+            on_notice(f"{named} changed since: {rows}; the earlier table is kept as {copy.name}")
         plain = {name: [source.digest, source.scope] for name, source in sources.items()}
         with self._transaction():
             self._forget(stale, ("trials", "builds", "attempts"))
@@ -267,17 +265,10 @@ def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
 def _not_now(path: Path, error: sqlite3.Error) -> UnreadableStore | NotSaved:
     """Return what to say of a store that cannot be used at the moment, though nothing is wrong with what it holds."""
     if "locked" in str(error):
-        return UnreadableStore(
-            f"{path} is locked by another program; close that and run again to go on: nothing in it was changed"
-        )
+        return UnreadableStore(f"{path} is locked by another program; close that and run again to go on")
     if "unable to open" in str(error) or not os.access(path, os.R_OK):
-        return UnreadableStore(
-            f"{path} cannot be opened ({error}); see who may read and write there, and run again to go on"
-        )
-    return NotSaved(
-        f"cannot write to {path}: {error}; free some space or allow writing there, and run again to go on: "
-        "what was finished is kept"
-    )
+        return UnreadableStore(f"{path} cannot be opened ({error}); allow reading and writing it, and run again")
+    return NotSaved(f"cannot write to {path}: {error}; free some space or allow writing there, and run again to go on")
 
 
 def _problem(path: Path, on_notice: Callable[[str], None] = lambda _: None) -> str | None:

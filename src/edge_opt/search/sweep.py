@@ -176,10 +176,8 @@ class Sweep:
                 finals = None if compare is None else compare(result, isolation, store)
                 result = self._settled(result, finals)
             except KeyboardInterrupt:
-                raise SweepInterrupted(
-                    f"stopped: {len(self._done)} of {len(self._candidates)} candidates are finished and kept in "
-                    f"{self._root}; run the same command again to continue"
-                ) from None
+                finished = f"{len(self._done)} of {len(self._candidates)} candidates are finished"
+                raise SweepInterrupted(f"stopped: {finished} and kept in {self._root}; run again to continue") from None
             self._tell(SweepEnded(result))
         return result
 

@@ -180,10 +180,8 @@ class _Request:
         context = self.context or min(CONTEXT, limit or CONTEXT)
         if limit is not None and context > limit:
             scaling = rope_scaling(model.config) or "no RoPE scaling"
-            raise InvalidInput(
-                f"context is {context}, and {model.name} was made for {limit} positions ({scaling}); ask for at most "
-                f"{limit}, or change rope_scaling and max_position_embeddings in its config.json"
-            )
+            maximum = f"{model.name} was made for {limit} positions ({scaling})"
+            raise InvalidInput(f"context is {context}, and {maximum}; ask for at most {limit}")
         prompt = self.prompt or min(PROMPT, context)
         if prompt > context:
             raise InvalidInput(f"prompt is {prompt} tokens and context {context}; the context holds the prompt as well")
@@ -217,10 +215,8 @@ def _energy(spec: DeviceSpec | None, decode: DecodeCost) -> Energy | None:
     if power is None or decode.tokens_per_s is None:
         return None
     watts = power.figure.value
-    note = (
-        f"proxy, not measured: {watts:g} W ({power.state}; {power.figure.kind}: {power.figure.source}) over "
-        f"predicted {decode.tokens_per_s:.3g} tokens/s"
-    )
+    source = f"{watts:g} W ({power.state}; {power.figure.kind}: {power.figure.source})"
+    note = f"proxy, not measured: {source} over predicted {decode.tokens_per_s:.3g} tokens/s"
     return Energy(watts / decode.tokens_per_s, "proxy", note)
 
 
@@ -264,10 +260,8 @@ def _remarks(serving: Serving, speed: Speed, memory: ServingMemory) -> list[str]
     model = serving.model
     remarks = list(model.remarks)
     if speed.spec is not None and speed.matrix_rate is None:
-        remarks.append(
-            f"no peak of {speed.spec.name} ({speed.engine}) is known, so there is no time for the prompt, and decoding "
-            "is taken to be bound by memory"
-        )
+        unknown = f"no peak of {speed.spec.name} ({speed.engine}) is known"
+        remarks.append(f"{unknown}, so there is no time for the prompt, and decoding is taken to be bound by memory")
     if speed.row_rate and speed.row_rate != speed.matrix_rate:
         remarks.append(f"decoding multiplies at {speed.row_rate.reading}")
     if speed.matrix_rate:
@@ -283,10 +277,8 @@ def _remarks(serving: Serving, speed: Speed, memory: ServingMemory) -> list[str]
         remarks.append(f"operators without a cost rule are left out: {names}")
     if memory.fitting_ram_bytes:
         spare = memory.fitting_ram_bytes[0] - memory.total_bytes
-        remarks.append(
-            f"all of the RAM counts as free; of {units.size(memory.fitting_ram_bytes[0])} the operating system and "
-            f"other programs may take {units.size(spare)}"
-        )
+        others = f"the operating system and other programs may take {units.size(spare)}"
+        remarks.append(f"all of the RAM counts as free; of {units.size(memory.fitting_ram_bytes[0])} {others}")
     return remarks
 
 
@@ -307,10 +299,8 @@ def _measured(source: Any, serving: Serving) -> MeasuredServing:
     dtype: torch.dtype = getattr(torch, serving.form.computes_in)
     crash = crash_of(dtype)
     if crash:
-        raise MeasurementFailed(
-            f"torch {torch.__version__} cannot multiply {serving.form.computes_in} on this machine (its process ended "
-            f"with {crash}); measure weights in fp32"
-        )
+        problem = f"torch cannot multiply {serving.form.computes_in} on this machine (its process ended with {crash})"
+        raise MeasurementFailed(f"{problem}; measure weights in fp32")
     model = _real_model(source, dtype)
     ids = torch.zeros(serving.batch, serving.prompt, dtype=torch.int64)
     next_ids = torch.zeros(serving.batch, 1, dtype=torch.int64)

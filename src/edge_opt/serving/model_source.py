@@ -73,10 +73,8 @@ def find_language_model(
         return LanguageModel(name, source, None, inputs)
     config = getattr(source, "config", None)
     if config is None or not hasattr(source, "get_output_embeddings"):
-        raise InvalidInput(
-            f"{type(source).__name__} is not a transformers model; pass inputs=, a function of tokens, past and batch "
-            "that returns its arguments, the cache among them"
-        )
+        kind = type(source).__name__
+        raise InvalidInput(f"{kind} is not a transformers model; pass inputs=, a function of tokens, past and batch")
     _refuse_encoder(config)
     return LanguageModel(name, source, config)
 
@@ -116,10 +114,8 @@ def import_transformers() -> Any:
         # Names are looked up lazily: a package that is broken inside says so only here.
         _ = transformers.PretrainedConfig, transformers.AutoModelForCausalLM
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"language models by name need {error.name}, which is not installed; run `pip install transformers`, "
-            "or pass a module of your own with inputs="
-        ) from error
+        needed = f"language models by name need {error.name}, which is not installed"
+        raise MissingExtra(f"{needed}; run `pip install transformers`, or pass a module with inputs=") from error
     except Exception as error:
         raise MissingExtra(f"transformers is installed but cannot be imported ({first_line(error)})") from error
     return transformers
@@ -210,25 +206,15 @@ def _config_path(hub: Any, errors: Any, name: str) -> Path:
 
 def _hub_refusal(error: Exception, errors: Any, name: str) -> str:
     """Say what to do about an error of the Hub; the kinds are in the order in which they specialize each other."""
-    refusals = (
-        (
-            errors.GatedRepoError,
-            f"{HUB}{name} is gated: accept its terms on huggingface.co and log in with `hf auth login`, or pass its "
-            "config.json",
-        ),
-        (
-            errors.RepositoryNotFoundError,
-            f"the Hub has no model {name!r}, or it is private; check the name, or pass its config.json",
-        ),
-        (
-            errors.LocalEntryNotFoundError,
-            f"the configuration of {name!r} is not in the local Hugging Face cache, and the Hub cannot be reached; "
-            "pass its config.json",
-        ),
-        (errors.EntryNotFoundError, f"{HUB}{name} has no config.json; name the model that it was made from"),
-    )
+    refusals = {
+        errors.GatedRepoError: f"{HUB}{name} is gated: accept its terms on huggingface.co, and run `hf auth login`",
+        errors.RepositoryNotFoundError: f"the Hub has no model {name!r}, or it is private; check the name",
+        errors.LocalEntryNotFoundError: f"{name!r} is not in the local Hugging Face cache, and the Hub cannot answer",
+        errors.EntryNotFoundError: f"{HUB}{name} has no config.json; name the model that it was made from",
+    }
     unknown = f"the configuration of {name!r} cannot be fetched: {first_line(error)}"
-    return next((refusal for kind, refusal in refusals if isinstance(error, kind)), unknown)
+    refusal = next((text for kind, text in refusals.items() if isinstance(error, kind)), unknown)
+    return f"{refusal}, or pass its config.json"
 
 
 def build_hub_model(name: str, options: Mapping[str, Any]) -> nn.Module:

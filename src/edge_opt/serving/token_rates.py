@@ -159,10 +159,8 @@ def _from_copies(spec: DeviceSpec, engine: Engine) -> ReadRate:
     others = [item for item in spec.bandwidths if item.engine is not None]
     if others:
         best = max(others, key=lambda item: item.figure.value)
-        reading = (
-            f"{best.method} on the {best.engine} ({best.figure.source}); the {engine} itself has no figure, so it is "
-            "at least this"
-        )
+        source = f"{best.method} on the {best.engine} ({best.figure.source})"
+        reading = f"{source}; the {engine} itself has no figure, so it is at least this"
         return ReadRate(best.figure.value, reading, SPREAD[engine], is_lower_bound=True)
     why = spec.bandwidth_unknown or "no figure is known"
     raise InvalidInput(
