@@ -272,10 +272,8 @@ def _notes(profile: ModelProfile, root: ModuleNode, counted: Iterable[ModuleNode
     if hidden:
         flops = sum(node.own.flops for node in hidden)
         moved = sum(node.own.bytes_read + node.own.bytes_written for node in hidden)
-        notes.append(
-            f"functional work of modules with children that has no row here: {flops} flops, {moved} bytes in "
-            f"{len(hidden)} calls; report_type='all' includes it"
-        )
+        work = f"{flops} flops, {moved} bytes in {len(hidden)} calls; report_type='all' includes it"
+        notes.append(f"functional work of modules with children that has no row here: {work}")
     idle = profile.trace.params - sum(node.params for node in root.walk())
     if idle > 0:
         notes.append(f"{idle} parameters were not read in this run, and are not counted")

@@ -316,10 +316,9 @@ def measure_on(
         return
     ends = latency.median_interval_s
     each = "" if batch == 1 else f" per batch of {batch}"
-    typer.echo(
-        f"{file.name}: {units.duration(latency.median_s)}{each} (95 % CI {units.duration(ends.low)}–"
-        f"{units.duration(ends.high)}) on {result.machine}, {threads or 'all'} thread{'s' * (threads != 1)}"
-    )
+    interval = f"95 % CI {units.duration(ends.low)}–{units.duration(ends.high)}"
+    machine = f"{result.machine}, {threads or 'all'} thread{'s' * (threads != 1)}"
+    typer.echo(f"{file.name}: {units.duration(latency.median_s)}{each} ({interval}) on {machine}")
     for remark in latency.remarks:
         typer.echo(remark)
 

@@ -201,10 +201,8 @@ def _limits(
     budgets = list(parse_budgets(budget or configured_budgets(Path.cwd()), PROFILE_METRICS))
     increases = [parse_increase(text) for text in max_increase]
     if not budgets and not increases:
-        raise InvalidInput(
-            f"no budget to check; add --budget 'macs <= 600M', --baseline FILE --max-increase macs=5%, or {TABLE} in "
-            "pyproject.toml"
-        )
+        options = "--budget 'macs <= 600M', --baseline FILE --max-increase macs=5%"
+        raise InvalidInput(f"no budget to check; add {options}, or {TABLE} in pyproject.toml")
     if increases and not has_baseline:
         raise InvalidInput("--max-increase requires --baseline: an earlier profile (.json) or model")
     return budgets, increases

@@ -137,10 +137,8 @@ def read_idx(path: Path, dimensions: int) -> tuple[Bytes, str]:
         raise DataNotFound(f"{path} is not an idx file: it starts with {start}, and 0000080{dimensions} was expected")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) - header != math.prod(shape):
-        raise DataNotFound(
-            f"{path} should hold {math.prod(shape)} values ({' x '.join(map(str, shape))}) "
-            f"and holds {len(content) - header}; get the file again"
-        )
+        values = len(content) - header
+        raise DataNotFound(f"{path} should hold {math.prod(shape)} values and holds {values}; get the file again")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape), hashlib.sha256(content).hexdigest()
 
 
@@ -220,10 +218,8 @@ def idx_dataset(name: str, folder: Path | None, download: bool) -> Raw:
     if paths is None:
         looked = ", ".join(map(str, _search_folders(name, folder)))
         package = " or install the package dataset-fashion-mnist (Debian)" if name == "fashion-mnist" else ""
-        raise DataNotFound(
-            f"{name} is not in {looked}; put its four idx files into a folder and name it as data_dir{package}, "
-            "or set download: true"
-        )
+        cure = f"put its four idx files into a folder and name it as data_dir{package}, or set download: true"
+        raise DataNotFound(f"{name} is not in {looked}; {cure}")
     arrays, digests = zip(*(read_idx(path, 1 if "labels" in path.name else 3) for path in paths), strict=True)
     for images, labels, path in zip(arrays[::2], arrays[1::2], paths[1::2], strict=True):
         if len(images) != len(labels):
@@ -275,10 +271,8 @@ def fetch(name: str, folder: Path, url: str | None = None) -> list[Path]:
             with urllib.request.urlopen(address, timeout=60) as answer:
                 sent = answer.read()
         except (OSError, ValueError) as error:  # urllib's own errors are an OSError
-            raise DataNotFound(
-                f"{address} cannot be reached ({error}); put the four idx files of {name} into a folder "
-                "and name it as data_dir"
-            ) from error
+            cure = f"put the four idx files of {name} into a folder and name it as data_dir"
+            raise DataNotFound(f"{address} cannot be reached ({error}); {cure}") from error
         if hashlib.sha256(sent).hexdigest() != digest:
             raise DataNotFound(f"{address} is not the published file: its sha256 is another")
         paths.append(write_whole(folder / f"{stem}.gz", sent))

@@ -412,10 +412,8 @@ def _of_profile(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable
     if prediction is not None and prediction.seconds is not None:
         low, high = prediction.low, prediction.high
         ends = "" if low is None or high is None else f"90 % interval {units.duration(low)} to {units.duration(high)}, "
-        yield (
-            f"On {prediction.target} it takes {units.duration(prediction.seconds)} in {prediction.precision} "
-            f"({ends}predicted, bound by {prediction.bound})."
-        )
+        time = f"{units.duration(prediction.seconds)} in {prediction.precision}"
+        yield f"On {prediction.target} it takes {time} ({ends}predicted, bound by {prediction.bound})."
         yield from (f"Fits: {sentence}." for _, sentence in fits_lines(profile)[:1])
     elif roofs:
         roof = roofs[0].main
@@ -475,10 +473,8 @@ def _largest(profile: ModelProfile) -> Iterable[Advice]:
     if share < _STANDS_OUT:
         yield "No layer stands out", f"The largest ({named}) have {units.percent(share)} of all MACs together."
         return
-    yield (
-        "Largest layers",
-        f"{named}: {units.percent(share)} of all MACs. Pruning and lower precision help there first.",
-    )
+    part = f"{named}: {units.percent(share)} of all MACs"
+    yield "Largest layers", f"{part}. Pruning and lower precision help there first."
 
 
 def _on_device(

@@ -180,14 +180,9 @@ def _branch(node: ProfileNode, label: str, guides: str, below: str, depth: int, 
     own = node.own.params > 0 or (node.own.cost is not None and node.own.cost.macs > 0)
     for position, child in enumerate(node.children):
         is_last = position == len(node.children) - 1 and not own
-        yield from _branch(
-            child,
-            child.row.path.removeprefix(prefix),
-            below + ("└ " if is_last else "├ "),
-            below + ("  " if is_last else "│ "),
-            depth,
-            work,
-        )
+        guide, indent = ("└ ", "  ") if is_last else ("├ ", "│ ")
+        name = child.row.path.removeprefix(prefix)
+        yield from _branch(child, name, below + guide, below + indent, depth, work)
     if own:
         yield Line("(own work)", _own(node.own, work), below + "└ ")
 
@@ -318,28 +313,22 @@ def measured_lines(measured: Measurement) -> list[Note]:
 
 def _latency(latency: Latency) -> str:
     low, high = units.duration(latency.median_interval_s.low), units.duration(latency.median_interval_s.high)
-    return (
-        f"{units.duration(latency.median_s)} measured here (median, 95 % interval {low} to {high}; "
-        f"minimum {units.duration(latency.minimum_s)}, p95 {units.duration(latency.p95_s)}); "
-        f"{latency.throughput:.4g} samples per second"
-    )
+    others = f"minimum {units.duration(latency.minimum_s)}, p95 {units.duration(latency.p95_s)}"
+    median = f"{units.duration(latency.median_s)} measured here (median, 95 % interval {low} to {high}; {others})"
+    return f"{median}; {latency.throughput:.4g} samples per second"
 
 
 def _layers(layers: LayerLatencies) -> str:
     inside = layers.whole_s - layers.between_layers_s
-    return (
-        f"{units.duration(inside)} in layers, {units.duration(layers.between_layers_s)} between them; "
-        f"recording added {units.duration(max(layers.overhead_s, 0.0))}, which is taken out"
-    )
+    recording = f"recording added {units.duration(max(layers.overhead_s, 0.0))}, which is taken out"
+    return f"{units.duration(inside)} in layers, {units.duration(layers.between_layers_s)} between them; {recording}"
 
 
 def _memory(memory: MeasuredMemory) -> str:
     where = memory.peak_module or "the model's own forward"
-    return (
-        f"{units.size(memory.peak_bytes)} at the allocator's peak, in {memory.peak_op} of {where} "
-        f"({units.size(memory.scratch_bytes)} of it operators' scratch); {units.size(memory.tensor_peak_bytes)} "
-        "at the peak of tensors alone"
-    )
+    peak = f"{units.size(memory.peak_bytes)} at the allocator's peak, in {memory.peak_op} of {where}"
+    scratch = f"{units.size(memory.scratch_bytes)} of it operators' scratch"
+    return f"{peak} ({scratch}); {units.size(memory.tensor_peak_bytes)} at the peak of tensors alone"
 
 
 def energy_sentence(energy: Energy, *, is_short: bool = False) -> str:
@@ -470,10 +459,9 @@ def _peak(profile: ModelProfile) -> str:
     if peak.op_index is None:
         return "no operator ran"
     where = peak.module or "the model's own forward"
-    return (
-        f"{units.size(peak.live_bytes)} of activations, at {where} (planner bound {units.size(peak.planner_bytes)}); "
-        f"inputs {units.size(profile.totals.input_bytes)}"
-    )
+    size, planned = units.size(peak.live_bytes), units.size(peak.planner_bytes)
+    inputs = units.size(profile.totals.input_bytes)
+    return f"{size} of activations, at {where} (planner bound {planned}); inputs {inputs}"
 
 
 def _unpriced(profile: ModelProfile) -> str:

@@ -288,10 +288,8 @@ def agreement_text(agreement: Agreement) -> str:
     relative = "" if share is None else f"; at most {units.percent(share)} of the mean output"
     unseen = "".join(f"; {units.percent(entry.difference)} on {entry.source}" for entry in agreement.unseen)
     samples = f"{agreement.samples} sample{'s' * (agreement.samples != 1)}"
-    return (
-        f"agreement on {samples} of {agreement.source}: {top1}largest difference {agreement.max_difference:.3g}, "
-        f"mean {agreement.mean_difference:.3g}{relative}{unseen}"
-    )
+    differences = f"largest difference {agreement.max_difference:.3g}, mean {agreement.mean_difference:.3g}"
+    return f"agreement on {samples} of {agreement.source}: {top1}{differences}{relative}{unseen}"
 
 
 def conversion_document(done: Converted) -> dict[str, Any]:

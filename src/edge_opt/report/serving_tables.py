@@ -159,20 +159,17 @@ def fits_in_words(report: ServingReport) -> str:
         verdict += f"but in {', '.join(map(units.size, enough))}"
     else:
         verdict = f"no: {units.size(memory.total_bytes - memory.ram_bytes[-1])} missing of {sizes}"
-    return (
-        f"{verdict}; {units.size(memory.limit_bytes or 0)} hold a context of {memory.longest_context} at this batch, "
-        f"and a batch of {memory.largest_batch} at this context"
-    )
+    context = f"{units.size(memory.limit_bytes or 0)} hold a context of {memory.longest_context} at this batch"
+    return f"{verdict}; {context}, and a batch of {memory.largest_batch} at this context"
 
 
 def _prompt(report: ServingReport) -> str:
     prefill = report.prefill
     if prefill.seconds is None or prefill.low is None or prefill.high is None:
         return f"{prefill.tokens} tokens; no time: the target's rate is not known"
-    return (
-        f"{prefill.tokens} tokens in {units.duration(prefill.seconds)} ({units.duration(prefill.low)} to "
-        f"{units.duration(prefill.high)}), {_rate(prefill.tokens_per_s)} tokens/s; bound by {prefill.bound}"
-    )
+    seconds, low, high = map(units.duration, (prefill.seconds, prefill.low, prefill.high))
+    rate = f"{_rate(prefill.tokens_per_s)} tokens/s"
+    return f"{prefill.tokens} tokens in {seconds} ({low} to {high}), {rate}; bound by {prefill.bound}"
 
 
 def _rate(tokens_per_s: float | None) -> str:

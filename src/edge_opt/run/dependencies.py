@@ -146,10 +146,8 @@ def _check_steady(validation: Iterable[Any]) -> None:
     """Refuse validation samples that differ at each pass, or in order: candidates are compared sample by sample."""
     first, again = (fingerprint(list(islice(iter(validation), 2))) for _ in range(2))
     if first != again:
-        raise InvalidInput(
-            "the validation part gives other samples, or another order, at each pass; candidates are compared sample "
-            "by sample, so read it with shuffle=False and draw nothing at random in it"
-        )
+        problem = "the validation part gives other samples, or another order, at each pass"
+        raise InvalidInput(f"{problem}; read it with shuffle=False and draw nothing at random in it")
 
 
 def _content(loader: Iterable[Any], seed: int) -> str:

@@ -404,7 +404,5 @@ def check_space(folder: Path) -> None:
 
 
 def _no_space(folder: Path, message: str) -> NotSaved:
-    return NotSaved(
-        f"cannot write to {folder}: {message}; free some space or allow writing there, and run again to continue: "
-        "finished candidates are kept"
-    )
+    problem = f"cannot write to {folder}: {message}; free some space or allow writing there"
+    return NotSaved(f"{problem}, and run again to continue: finished candidates are kept")

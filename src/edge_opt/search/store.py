@@ -213,10 +213,9 @@ class Store:
         # A folder of an older version lacks keys that were added since: its rows were made with their defaults.
         stored = {name: value for name, value in defaults.items() if name in wanted} | stored
         if stored != wanted:
-            raise OtherSettings(
-                f"{self._path.parent} holds a sweep with other settings: {'; '.join(_differences(stored, wanted))}. "
-                "Choose another folder, go back to those settings, or ask for a fresh start"
-            )
+            differences = "; ".join(_differences(stored, wanted))
+            problem = f"{self._path.parent} holds a sweep with other settings: {differences}"
+            raise OtherSettings(f"{problem}. Choose another folder, go back to those settings, or start fresh")
 
     def _drop_outdated(self, sources: Sources, on_notice: Callable[[str], None]) -> None:
         """Drop the rows that depend on what has changed, after a copy of them all."""

@@ -288,10 +288,8 @@ def _measured(source: Any, serving: Serving) -> MeasuredServing:
     Refuse formats that torch does not run, and models that do not fit this machine.
     """
     if serving.form.name not in _TORCH_FORMATS:
-        raise InvalidInput(
-            f"torch runs no weights in {serving.form.name}; measure with weights in {', '.join(_TORCH_FORMATS)}, and "
-            "time a GGUF file with llama.cpp's llama-bench"
-        )
+        formats = ", ".join(_TORCH_FORMATS)
+        raise InvalidInput(f"torch runs no weights in {serving.form.name}; measure with weights in {formats}")
     needed_bytes, ram_bytes = serving.memory(()).total_bytes, read_environment().memory_bytes
     if needed_bytes > 0.8 * ram_bytes:
         sizes = f"{needed_bytes / 2**30:.1f} GiB, and this machine has {ram_bytes / 2**30:.1f} GiB"

@@ -163,10 +163,8 @@ def _from_copies(spec: DeviceSpec, engine: Engine) -> ReadRate:
         reading = f"{source}; the {engine} itself has no figure, so it is at least this"
         return ReadRate(best.figure.value, reading, SPREAD[engine], is_lower_bound=True)
     why = spec.bandwidth_unknown or "no figure is known"
-    raise InvalidInput(
-        f"the bandwidth of {spec.name} is unknown ({why}), and decoding is bound by it; "
-        "copy its file, add bandwidth_bytes_per_s, and pass the file as target"
-    )
+    cure = "copy its file, add bandwidth_bytes_per_s, and pass the file as target"
+    raise InvalidInput(f"the bandwidth of {spec.name} is unknown ({why}), and decoding is bound by it; {cure}")
 
 
 def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine) -> ProductRate | None:

@@ -260,10 +260,8 @@ class _HubSteps:
         _, cache = results[-1]
         if _is_fixed(cache) and not _state_tensors(cache):
             kind = getattr(self.model.config, "model_type", type(self.module).__name__)
-            raise InvalidInput(
-                f"a model of type {kind!r} hands out nothing of what it remembers from token to token, so that cannot "
-                "be counted; pass the module with inputs=, its state among them"
-            )
+            problem = f"a model of type {kind!r} hands out nothing of what it remembers from token to token"
+            raise InvalidInput(f"{problem}; pass the module with inputs=, its state among them")
         return recorded, cache
 
     def _states(self) -> tuple[LayerState, ...]:
