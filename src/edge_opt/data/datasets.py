@@ -137,8 +137,8 @@ def read_idx(path: Path, dimensions: int) -> tuple[Bytes, str]:
         raise DataNotFound(f"{path} is not an idx file: it starts with {start}, and 0000080{dimensions} was expected")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) - header != math.prod(shape):
-        values = len(content) - header
-        raise DataNotFound(f"{path} should hold {math.prod(shape)} values and holds {values}; get the file again")
+        values = f"{math.prod(shape)} values ({' x '.join(map(str, shape))})"
+        raise DataNotFound(f"{path} should hold {values} and holds {len(content) - header}; get the file again")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape), hashlib.sha256(content).hexdigest()
 
 
