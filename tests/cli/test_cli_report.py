@@ -104,14 +104,17 @@ def test_what_a_sensitivity_found_is_on_the_page(run: Path) -> None:
     assert report(run).exit_code == 0
     shown: Any = data_of(run / "report.html")["sensitivity"]
     assert shown["measure"] == "Accuracy drop"
-    assert shown["changes"] == ["prune 0.25", "prune 0.5", "int8"]
+    assert shown["changes"] == ["pruned 25 %", "pruned 50 %", "int8"]
     cells = {
         (layer, change): loss
         for layer, losses in zip(shown["layers"], shown["losses"], strict=True)
         for change, loss in zip(shown["changes"], losses, strict=True)
         if loss is not None
     }
-    expected = {(row.path, f"prune {row.amount}" if row.change == "prune" else "int8"): row for row in found.rows}
+    expected = {
+        (row.path, f"pruned {float(row.amount):.0%}".replace("%", " %") if row.change == "prune" else "int8"): row
+        for row in found.rows
+    }
     assert len(found.rows) == len(cells) and cells.keys() == expected.keys()
     assert all(cells[place] == -row.score_change for place, row in expected.items())
 
