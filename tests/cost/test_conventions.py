@@ -226,7 +226,7 @@ def test_the_registry_is_read_only_and_refuses_a_second_convention_of_a_name() -
     with pytest.raises(TypeError):
         CONVENTIONS["mine"] = CONVENTIONS["thop"]  # type: ignore[index]
     with pytest.raises(RuleError, match="'thop' is registered twice"):
-        convention("thop", unit="macs", description="another", by_module=True)(lambda layers: ())
+        convention("thop", unit="macs", by_module=True)(lambda layers: ())
 
 
 @settings(max_examples=30, deadline=None)

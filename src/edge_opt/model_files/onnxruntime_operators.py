@@ -78,11 +78,13 @@ def _turned(x: torch.Tensor, width: int) -> torch.Tensor:
     return torch.cat([(part * 1.0).add_(part * 1.0), x[..., width:]], -1)
 
 
-def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool) -> torch.Tensor:
-    result = F.scaled_dot_product_attention(
-        query, key, value, is_causal=is_causal, enable_gqa=query.shape[1] != key.shape[1]
-    )
-    return result.transpose(1, 2).reshape(result.shape[0], result.shape[2], -1)
+def _attended(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: Any = None, is_flat: bool = True
+) -> torch.Tensor:
+    """Run attention; where `is_flat`, the heads of the result stand side by side in its last dimension."""
+    is_grouped = query.shape[1] != key.shape[1]
+    result = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, enable_gqa=is_grouped)
+    return result.transpose(1, 2).reshape(result.shape[0], result.shape[2], -1) if is_flat else result
 
 
 def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -114,12 +116,7 @@ def attention(call: NodeCall) -> Any:
     past = 4 if is_standard else 6
     if call.has(past) and call.has(past + 1):
         key, value = torch.cat([call.tensor(past), key], 2), torch.cat([call.tensor(past + 1), value], 2)
-    result = F.scaled_dot_product_attention(
-        query, key, value, mask, is_causal=bool(call.get("is_causal", 0)) and mask is None,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
-    if is_flat:
-        result = result.transpose(1, 2).reshape(result.shape[0], result.shape[2], -1)
+    result = _attended(query, key, value, bool(call.get("is_causal", 0)) and mask is None, mask, is_flat)
     scores = call.empty((*query.shape[:3], key.shape[2]), query.dtype)
     return (result, key, value, scores)[: len(call.node.outputs)]
 

@@ -207,7 +207,6 @@ class Convention:
 
     name: str
     unit: Unit
-    description: str
     by_module: bool
     entries: CountModules
 
@@ -217,14 +216,14 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(_conventions)
 OURS = "edge_opt"
 
 
-def convention(name: str, *, unit: Unit, description: str, by_module: bool) -> Callable[[CountModules], CountModules]:
+def convention(name: str, *, unit: Unit, by_module: bool) -> Callable[[CountModules], CountModules]:
     """Register a counting function under the name of its tool."""
 
     def register(entries: CountModules) -> CountModules:
         if name in _conventions:
             known = getattr(_conventions[name].entries, "__qualname__", "?")
             raise RuleError(f"convention {name!r} is registered twice: {known} and {entries.__qualname__}")
-        _conventions[name] = Convention(name, unit, description, by_module, entries)
+        _conventions[name] = Convention(name, unit, by_module, entries)
         return entries
 
     return register

@@ -36,14 +36,12 @@ _PRODUCTS_OF_TORCH = frozenset(
 )
 
 
-@convention(
-    "torch",
-    unit="flops",
-    description="torch.utils.flop_counter.FlopCounterMode on the meta device: two per MAC of every product",
-    by_module=False,
-)
+@convention("torch", unit="flops", by_module=False)
 def flop_counter_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
-    """Attention and recurrent layers are split into products on the meta device, so they are counted in full."""
+    """Count as torch.utils.flop_counter.FlopCounterMode on the meta device: two per MAC of every product.
+
+    Attention and recurrent layers are split into products there, so they are counted in full.
+    """
     for module in modules:
         for op in module.ops:
             if op.name in _CONVOLUTION_OPS | _PRODUCTS_OF_TORCH | RECURRENT_OPS:
@@ -86,15 +84,11 @@ _FVCORE_RULES: dict[str, tuple[str | None, Callable[[CountedOp], int]]] = {
 }
 
 
-@convention(
-    "fvcore",
-    unit="macs",
-    description="fvcore's FlopCountAnalysis: it prints 'flops', and means one per MAC",
-    by_module=False,
-)
+@convention("fvcore", unit="macs", by_module=False)
 def fvcore_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
-    """Attention, recurrent layers, `baddbmm`, biases, activations and most pooling count as nothing.
+    """Count as fvcore's FlopCountAnalysis, which prints 'flops' and means one per MAC.
 
+    Attention, recurrent layers, `baddbmm`, biases, activations and most pooling count as nothing.
     Work whose result the model does not return is missing as well, because a jit trace has dropped it. fvcore rounds
     an einsum to four digits and ignores a batch that only the right operand of a matmul has; both are exact here.
     """
@@ -277,15 +271,11 @@ def _thop_counts(module: CountedModule) -> list[tuple[str, int]] | None:
     return None
 
 
-@convention(
-    "thop",
-    unit="macs",
-    description="ultralytics-thop's profile: MACs, with norms, pooling and softmax at rates of its own",
-    by_module=True,
-)
+@convention("thop", unit="macs", by_module=True)
 def thop_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
-    """Modules of classes it has a rule for; outside them `@`, `bmm`, `einsum`, `F.linear` and fused attention.
+    """Count as ultralytics-thop's profile: MACs, with norms, pooling and softmax at rates of its own.
 
+    Modules of classes it has a rule for; outside them `@`, `bmm`, `einsum`, `F.linear` and fused attention.
     thop goes by inheritance, and a trace knows only the class name: a class counts as a layer of torch when its name
     says so (`StdConv2d`, `LayerNorm2d`) and it runs that operator itself.
     """
@@ -534,15 +524,11 @@ def _ptflops_module_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]
                 yield Entry(module.call.index, category, amount * tree_paths(module.call.path))
 
 
-@convention(
-    "ptflops",
-    unit="macs",
-    description="ptflops' get_model_complexity_info with its default backend: 'MACs' with bias, norms and activations",
-    by_module=True,
-)
+@convention("ptflops", unit="macs", by_module=True)
 def ptflops_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
-    """Modules per sample, functions for the whole batch; an activation or pooling module is counted as both.
+    """Count as ptflops' get_model_complexity_info with its default backend: bias, norms and activations are MACs.
 
+    Modules per sample, functions for the whole batch; an activation or pooling module is counted as both.
     The model's first input is taken to be positional, and its first axis the batch.
     """
     by_module = list(_ptflops_module_entries(modules))

@@ -261,15 +261,11 @@ def _main_dtype(module: CountedModule) -> str | None:
     return max(computing, key=lambda op: op.price.cost.flops).x.dtype if computing else None
 
 
-@convention(
-    "rasp",
-    unit="flops",
-    description="the total of the flops column of rasp.stat: K multiplications and K - 1 additions for K products",
-    by_module=True,
-)
+@convention("rasp", unit="flops", by_module=True)
 def rasp_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
-    """What its formulas do not cover (attention, recurrent layers, other norms) is counted as we count it.
+    """Count as the flops column of rasp.stat: K multiplications and K - 1 additions for K products.
 
+    What its formulas do not cover (attention, recurrent layers, other norms) is counted as we count it.
     Element-wise work between layers, such as a residual add, has no row in its table.
     """
     for module in modules:
