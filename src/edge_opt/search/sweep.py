@@ -176,8 +176,9 @@ class Sweep:
                 finals = None if compare is None else compare(result, isolation, store)
                 result = self._settled(result, finals)
             except KeyboardInterrupt:
-                finished = f"{len(self._done)} of {len(self._candidates)} candidates are finished"
-                raise SweepInterrupted(f"stopped: {finished} and kept in {self._root}; run again to continue") from None
+                count = f"{len(self._done)} of {len(self._candidates)} candidates"
+                kept = f"stopped: {count} are finished and kept in {self._root}"
+                raise SweepInterrupted(f"{kept}; run the same command again to continue") from None
             self._tell(SweepEnded(result))
         return result
 
