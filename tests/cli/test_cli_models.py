@@ -107,7 +107,7 @@ def test_a_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("resnet50", "'resnet50' is not a model reference; a model is torchvision:resnet50"),
         ("", "'' is not a model reference"),
         ("no_such_package:Net", "no module named 'no_such_package'; install it"),
-        ("hf:no/such", "the configuration of 'no/such'"),
+        ("hf:no/such", "'no/such'"),
         ("edge_opt.nothing:Net", "no module named 'edge_opt.nothing'"),
         ("edge_opt.model:SmallCN", "closest: SmallCNN"),
     ],

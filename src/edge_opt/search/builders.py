@@ -279,7 +279,7 @@ def check_scheduler(address: str, insecure: bool) -> None:
         raise InvalidInput(f"the scheduler is {address!r}; write tls://HOST:PORT")
     if parts.scheme == "tcp" and not insecure:
         raise InvalidInput(
-            f"{address} has no encryption: who connects can run code; use tls://, or --insecure if only you can"
+            f"{address} has no encryption, so anyone who connects can run code; use tls://, or add --insecure"
         )
 
 

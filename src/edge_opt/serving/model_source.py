@@ -209,7 +209,8 @@ def _hub_refusal(error: Exception, errors: Any, name: str) -> str:
     refusals = {
         errors.GatedRepoError: f"{HUB}{name} is gated: accept its terms on huggingface.co, and run `hf auth login`",
         errors.RepositoryNotFoundError: f"the Hub has no model {name!r}, or it is private; check the name",
-        errors.LocalEntryNotFoundError: f"{name!r} is not in the local Hugging Face cache, and the Hub cannot answer",
+        errors.LocalEntryNotFoundError: f"{name!r} is not in the local Hugging Face cache, and the Hub cannot be "
+        "reached; connect to it",
         errors.EntryNotFoundError: f"{HUB}{name} has no config.json; name the model that it was made from",
     }
     unknown = f"the configuration of {name!r} cannot be fetched: {first_line(error)}"
