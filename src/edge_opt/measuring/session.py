@@ -191,8 +191,8 @@ def measure(
         repeats: Run it exactly this many times instead of until its latency is known well enough.
         warmup: Runs before those, which are not timed.
 
-    >>> found = measure(torch.nn.Linear(16, 8), (4, 16), min_time_s=0.01, memory=False, energy=None)
-    >>> found.latency.batch_size, [row.kind for row in found.layers.layers]
+    >>> measured = measure(torch.nn.Linear(16, 8), (4, 16), min_time_s=0.01, memory=False, energy=None)
+    >>> measured.latency.batch_size, [row.kind for row in measured.layers.layers]
     (4, ['Linear'])
     """
     check_whole("threads", 1 if threads is None else threads)

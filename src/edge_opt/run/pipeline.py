@@ -111,7 +111,8 @@ def run(
     splits, untrained = _loaded(source)
     for path in config.layer_pruning:
         check_path(untrained, path)
-    _check_trainable(source, splits, untrained)
+    with limit_user_code(config.time_limit_s, "the first call of model, loss and metric"):
+        _check_trainable(source, splits, untrained)
     sources = sources_of(config, splits, untrained, config.model_reference, trains_baseline=True)
     sources |= same_twice(untrained, source)
     state = _Run(splits, root, config.subset(*RESULT_SCOPES), sources, search, board, on_event)
