@@ -138,7 +138,13 @@ def test_a_metric_and_its_constraints_must_fit(settings: list[str], sentence: st
 
 @pytest.mark.parametrize(
     ("metric", "budgets"),
-    [("accuracy", ("accuracy_drop <= 0.01",)), ("miou", ("miou_drop <= 0.01",)), ("mae", ()), ("net.py:dice", ())],
+    [
+        ("accuracy", ("accuracy_drop <= 0.01",)),
+        ("miou", ("miou_drop <= 0.01",)),
+        ("mae", ()),
+        ("net.py:own", ()),
+        ("net.py:dice", ("dice_drop <= 0.01",)),
+    ],
 )
 def test_the_default_constraint_speaks_of_the_metric(metric: str, budgets: tuple[str, ...]) -> None:
     assert read_config(settings=[f"metric={metric}"]).all_budgets == budgets

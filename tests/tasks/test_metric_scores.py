@@ -171,3 +171,19 @@ def test_scores_without_answers_or_resamples_are_not_paired() -> None:
     # the second model is right where the first is not, and wrong once: 3 of 4 and 3 of 4
     same = paired_difference(0.0, (right, right[::-1]), ((), ()))
     assert same is not None and (same.value, same.samples) == (0.0, 4) and same.low < 0 < same.high
+
+
+@pytest.mark.parametrize(("name", "direction"), [("mae", "lower"), ("mIoU", "higher"), ("dice", "higher")])
+def test_a_function_named_like_a_known_metric_takes_its_direction(name: str, direction: str) -> None:
+    def function(outputs: Any, targets: Any) -> float:
+        return 0.0
+
+    function.__name__ = name
+    assert metric_of(function).direction == direction
+    # What the user says of a function of their own is right.
+    assert metric_of(function, "lower").direction == "lower"
+
+
+def test_a_function_of_an_unknown_name_must_say_its_direction() -> None:
+    with pytest.raises(InvalidInput, match="--metric-direction"):
+        metric_of(lambda outputs, targets: 0.0, name="worst")

@@ -218,6 +218,8 @@ _BUDGET = re.compile(
     re.DOTALL,
 )
 _PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+# A difference of percentages is in points.
+_HUNDREDTHS = ("%", "point", "points", "pp")
 _RELATIONS: dict[str, Relation] = {"<=": "<=", "<": "<", ">=": ">=", ">": ">", "≤": "<=", "≥": ">="}
 _KNOWN: Mapping[str, Metric[Any]] = {**TRIAL_METRICS, **PROFILE_METRICS}
 
@@ -225,8 +227,9 @@ _KNOWN: Mapping[str, Metric[Any]] = {**TRIAL_METRICS, **PROFILE_METRICS}
 def parse_budget(text: str, metrics: Mapping[str, Metric[Any]] = _KNOWN) -> Budget:
     """Return the budget that a text states; the limit is in the unit that the metric's name says.
 
-    Counts take k, M, G and T, shares take %, sizes take any unit of sizes, such as MiB. `metrics` are the names to
-    choose from, such as `PROFILE_METRICS`.
+    Counts take k, M, G and T, shares take % or points, sizes take any unit of sizes, such as MiB. A share of 1 or more
+    without its unit is refused: 1 may mean 1 % or all. `metrics` are the names to choose from, such as
+    `PROFILE_METRICS`.
 
     >>> parse_budget("size_mb <= 512 KiB").limit
     0.5
@@ -313,7 +316,7 @@ def _value(parts: re.Match[str], metric: Metric[Any]) -> float:
     spellings = {"energy": ("", unit, f"{unit[:-1]}J")}
     # Tables print sizes as KiB, MiB and GiB, which is what KB, MB and GB mean here.
     byte_unit = "bytes" if suffix in ("B", "b") else suffix.lower().replace("ib", "b")
-    if suffix == "%" and metric.kind == "share":
+    if suffix in _HUNDREDTHS and metric.kind == "share":
         value /= 100
     elif metric.kind == "bytes" and byte_unit in _UNITS["bytes"]:
         value *= _UNITS["bytes"][byte_unit] / metric.scale
@@ -324,20 +327,29 @@ def _value(parts: re.Match[str], metric: Metric[Any]) -> float:
         if unit:
             expected = f"the end of the number: {metric.name} is in {unit} already"
         elif metric.kind == "share":
-            expected = "% or the end of the number"
+            expected = "%, points or the end of the number"
         raise BudgetError(parts.string, parts.start("suffix"), f"expected {expected}")
     problem = None
     if not math.isfinite(value):
         problem = "expected a number that is not beyond all bounds"
     elif value < 0 and not metric.is_signed:
         problem = f"expected a number that is not negative: {metric.name} never is"
-    elif metric.kind == "share" and abs(value) > 1 and not metric.family.endswith("_ratio"):
-        problem = f"expected a share of one, such as 0.9 or 90%: {metric.name} is never more"
+    elif metric.kind == "share" and not metric.family.endswith("_ratio"):
+        problem = _share_problem(value, parts, metric)
     if problem is not None:
         raise BudgetError(parts.string, parts.start("number"), problem)
     if parts["rest"]:
         raise BudgetError(parts.string, parts.start("rest"), "expected nothing more; write one budget at a time")
     return value
+
+
+def _share_problem(value: float, parts: re.Match[str], metric: Metric[Any]) -> str | None:
+    """Return why a number cannot be a share of one; 1 without a unit may mean 1 % or all."""
+    if not parts["suffix"] and abs(value) >= 1:
+        typed = parts["number"]
+        spellings = f"{typed}%, {typed} point{'s' * (value != 1)} or {value / 100:.12g}"
+        return f"{metric.name} is a share of one; write {spellings}"
+    return f"expected at most 100%: {metric.name} is never more" if abs(value) > 1 else None
 
 
 TABLE = "[tool.edge-opt.budgets]"

@@ -39,7 +39,7 @@ def option(default: Any, names: str, help: str) -> Any:  # noqa: A002  # as type
 
     Without a name, `typer` takes that of the parameter; without a value it is a flag.
     """
-    words = names.replace(",", "").split()
+    words = names.replace(", ", " ").split()
     flags = [word for word in words if word.startswith("-")]
     return Option(default, *flags, metavar=None if words == flags else words[-1], help=help)
 

@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from edge_opt._support.files import write_whole
 from edge_opt._support.progress import report_progress
-from edge_opt.cli.arguments import MODEL_FORMS, option, read_arguments
+from edge_opt.cli.arguments import option, read_arguments
 from edge_opt.cli.shell import Command, not_satisfied, print_json, print_record, result_console, tagged, wants_json
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES, load_model
@@ -156,7 +156,7 @@ def _check_accepted(results: Iterable[SweepResult]) -> None:
 
 
 def sweep(
-    model: Annotated[str, Argument(metavar="MODEL", help=f"{MODEL_FORMS}; trained.")],
+    model: Annotated[str, Argument(metavar="MODEL", help="Trained: net.py:trained, torchvision:NAME, timm:NAME.")],
     data: str = option(..., "FILE.py:LOADERS", "Function that returns loaders by name (required)."),
     inputs: list[str] | None = option(
         None, "-i, --inputs SHAPE", "Batch to time. Default: the first validation batch."
@@ -168,6 +168,7 @@ def sweep(
     precision: str = option("fp32,int8", "A,B", "fp32, fp16, bf16, int8."),
     runtime: str | None = option(None, "A,B", f"{', '.join(runtime_names())}. Default: torch,onnxruntime."),
     metric: str | None = option(None, "NAME", "Quality metric: mae, miou, file.py:f, ... Default: accuracy."),
+    metric_direction: str | None = option(None, "WAY", "higher or lower is better; for a metric of an unknown name."),
     settings: list[str] | None = option(
         None, "--set KEY=VALUE", "Any other key of a configuration: seed=1, fine_tune_epochs=5."
     ),
@@ -198,6 +199,7 @@ def sweep(
         "runtimes": None if runtime is None else _words(runtime),
         "budgets": budget or None,
         "metric": metric,
+        "metric_direction": metric_direction,
     }
     chosen = {key: value for key, value in chosen.items() if value is not None}
     with redirect_stdout(sys.stderr), progress("json" if wants_json() else "auto") as listener:

@@ -58,7 +58,7 @@ def sensitivity(
         precisions: Types of the numbers to simulate.
         metric: Quality metric: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, a function of
             (outputs, targets), or a function of the model alone, higher is better.
-        metric_direction: Whether a "higher" or a "lower" metric is better; a function of your own must say it.
+        metric_direction: Whether a "higher" or a "lower" metric is better; needed for a function whose name is unknown.
         loss: Loss for `importance="taylor"`: a name or a function, as in `finetune`.
         forward: A function of (model, batch) that returns the outputs; without it the batch's inputs are passed.
         collate: A function that makes a batch of what the loader yields, such as a list of samples.

@@ -19,8 +19,8 @@ from edge_opt.records.predictions import MemoryKind
 
 TrialStatus = Literal["done", "failed"]
 MetricDirection = Literal["higher", "lower"]
-# Metrics that lie between 0 and 1.
-SHARES = ("accuracy", "top5", "f1", "miou", "auroc")
+# Metrics that lie between 0 and 1; functions of users have the names from dice on.
+SHARES = ("accuracy", "top5", "f1", "miou", "auroc", "dice", "iou", "jaccard", "precision", "recall")
 
 
 def score_text(value: float, metric: str) -> str:

@@ -118,7 +118,8 @@ class RunConfig(BaseModel):
     """Quality metric: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, or your own on outputs
     and targets: file.py:f."""
     metric_direction: Literal["higher", "lower"] | None = setting(None, "training", sweep=True)
-    """Whether a higher or a lower metric is better. Required for your own; null for named metrics."""
+    """Whether a higher or a lower metric is better; null: as usual for its name. Required for your own of another
+    name."""
     loss: Any = setting(None, "training", sweep=True)
     """Loss: cross_entropy, mse, l1, smooth_l1, huber, bce_with_logits, or file.py:f; null: cross-entropy for classes,
     else squared error."""

@@ -198,7 +198,7 @@ class SweepProgress:
         """What is running: the step, or the candidates in their phases; with what it says of itself."""
         names = [f"{_DOING[event.phase]} {self._name(event.candidate)}" for event, _ in self.running.values()]
         step = self.step[0].text if self.step is not None else ", ".join(names)
-        return ": ".join(filter(None, [step, self.detail[0]]))
+        return ": ".join(filter(None, [step, self.detail[0]])) or "preparing"
 
     def _name(self, candidate: Candidate) -> str:
         """Return a candidate with its number; the baseline outside of the space has none."""
@@ -255,8 +255,8 @@ def status(folder: str | Path) -> SweepStatus:
 View = Literal["auto", "live", "plain", "json", "none"]
 Clock = Callable[[], float]
 _LOG_WIDTH = 1000
-# A log is never silent for longer than this.
-_SILENT_S = 15.0
+# A log is never silent for 15 s: it is looked at every second.
+_SILENT_S = 14.0
 _TICK_S = 1.0
 # Drawing takes a few milliseconds of CPU time, so it is rare in steps that report no details, as measurements.
 _DRAW_BESIDE_MEASUREMENT_S = 5.0
@@ -317,7 +317,7 @@ def _shown(out: TextIO, clock: Clock, is_live: bool) -> Iterator[Listener]:
                 silent_s = sums.now_s - shown_s
                 if is_live:
                     show((), silent_s >= (0 if sums.detail[0] else _DRAW_BESIDE_MEASUREMENT_S))
-                elif silent_s >= _SILENT_S and sums.now:
+                elif silent_s >= _SILENT_S:
                     show([f"  {sums.now} ({'; '.join(filter(None, [sums.running_for, sums.left]))})"], False)
 
     thread = threading.Thread(target=look, name="progress", daemon=True)
@@ -398,5 +398,5 @@ def _picture(sums: SweepProgress) -> RenderableType:
     head.add_row(bar, Text("; ".join(filter(None, [sums.left, counts]))))
     picture = Table.grid()
     picture.add_row(head)
-    picture.add_row(Text(sums.now or "preparing", no_wrap=True, overflow="ellipsis"))
+    picture.add_row(Text(sums.now, no_wrap=True, overflow="ellipsis"))
     return picture

@@ -61,7 +61,7 @@ def finetune(
             kept.
         metric: Quality metric of `validate`: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, or a
             function of (outputs, targets).
-        metric_direction: Whether a "higher" or a "lower" metric is better; a function of your own must say it.
+        metric_direction: Whether a "higher" or a "lower" metric is better; needed for a function whose name is unknown.
         loss: Loss: cross_entropy, mse, l1, smooth_l1, huber, bce_with_logits, or a function of (outputs,
             targets); the metric's task decides unless given.
         forward: A function of (model, batch) that returns the outputs; without it the batch's inputs are passed.

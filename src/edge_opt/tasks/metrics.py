@@ -346,6 +346,26 @@ METRICS: Mapping[str, QualityMetric] = {
 _ALSO = {"top5accuracy": "top5", "f1macro": "f1", "macrof1": "f1", "meaniou": "miou", "iou": "miou", "auc": "auroc",
          "rocauc": "auroc", "ppl": "perplexity", "worderrorrate": "wer", "tokenerrorrate": "wer", "ter": "wer",
          "meanabsoluteerror": "mae", "l1": "mae", "rootmeansquarederror": "rmse", "acc": "accuracy"}  # fmt: skip
+# Metrics that are not computed here: a function of the user's with such a name need not say which way is better.
+_DIRECTIONS: Mapping[str, MetricDirection] = {
+    **dict.fromkeys("dice dicescore jaccard precision recall specificity map psnr ssim bleu rouge".split(), "higher"),
+    **dict.fromkeys("mse mape loss error meansquarederror cer bitsperbyte fid".split(), "lower"),
+}
+
+
+def _metric_key(name: str) -> str:
+    key = re.sub(r"[^a-z0-9]", "", name.lower().replace("²", "2"))
+    return _ALSO.get(key, key)
+
+
+def known_direction(name: str) -> MetricDirection | None:
+    """Return which way is better for a metric of this name; None for an unknown name.
+
+    >>> known_direction("mean_absolute_error"), known_direction("dice"), known_direction("worst")
+    ('lower', 'higher', None)
+    """
+    key = _metric_key(name)
+    return METRICS[key].direction if key in METRICS else _DIRECTIONS.get(key)
 
 
 def metric_named(name: str) -> QualityMetric:
@@ -354,8 +374,7 @@ def metric_named(name: str) -> QualityMetric:
     >>> metric_named("top-5").name, metric_named("mIoU").name, metric_named("R²").direction
     ('top5', 'miou', 'higher')
     """
-    key = re.sub(r"[^a-z0-9]", "", name.lower().replace("²", "2"))
-    metric = METRICS.get(_ALSO.get(key, key))
+    metric = METRICS.get(_metric_key(name))
     if metric is None:
         raise InvalidInput(
             f"unknown metric {name!r}; metrics are {', '.join(METRICS)}, or a function of your own: file.py:f"
@@ -369,8 +388,8 @@ def metric_of(metric: Any, direction: MetricDirection | None = None, name: str |
     Args:
         metric: The name, object or function of (outputs, targets). A function returns one number, or one per sample,
             whose mean counts.
-        direction: Whether "higher" or "lower" is better. A function of your own must say it: here, or as an attribute
-            `higher_is_better` as in torchmetrics.
+        direction: Whether "higher" or "lower" is better. Default: that of a known metric of this name. Other functions
+            of your own must say it: here, or as an attribute `higher_is_better` as in torchmetrics.
         name: What to call a function or an object; default: its own name.
 
     >>> def worst(outputs, targets):
@@ -393,10 +412,10 @@ def metric_of(metric: Any, direction: MetricDirection | None = None, name: str |
         )
     name = name or reference_name(metric)
     said = getattr(metric, "higher_is_better", None)
-    better = direction or (None if said is None else "higher" if said else "lower")
+    better = direction or (known_direction(name) if said is None else "higher" if said else "lower")
     if better not in ("higher", "lower"):
         raise InvalidInput(
-            f"is a higher {name} better, or a lower one? Set metric_direction to higher or lower, "
+            f"is a higher {name} better, or a lower one? Set metric_direction (--metric-direction) to higher or lower, "
             f"or {name}.higher_is_better to True or False"
         )
     return QualityMetric(name, better, whole=_guarded(metric, name, is_stateful))
