@@ -223,13 +223,13 @@ def _loss(reference: str) -> Any:
     return loss
 
 
-_MODEL = "hf:ORG/NAME, a folder or config.json, or file.py:NAME for a model or configuration of your own."
-_WEIGHTS = "Formats of the weights, with commas: q4_k_m, q8_0, fp16, int4, ..."
+_MODEL = "model.gguf, a folder with safetensors or a config.json, hf:ORG/NAME, or file.py:NAME."
+_WEIGHTS = "Formats with commas: q4_k_m, q8_0, fp16, int4, ... Default: the file's own, or fp16."
 
 
 def llm(
     model: Annotated[str, Argument(metavar="MODEL", help=_MODEL)],
-    weights: str = option("fp16", "-w, --weights FORMATS", _WEIGHTS),
+    weights: str | None = option(None, "-w, --weights FORMATS", _WEIGHTS),
     context: int | None = option(None, "-c, --context N", "Positions in the key-value cache at the end."),
     prompt: int | None = option(None, "-p, --prompt N", "Tokens of the prompt."),
     batch: int = option(1, "-b, --batch N", "Sequences served at once."),
@@ -246,7 +246,8 @@ def llm(
     """Predict whether a language model fits a device, how many tokens per second it writes there, and why.
 
     \b
-    edge-opt llm hf:Qwen/Qwen3-4B --target raspberry-pi-5 --weights q4_k_m --context 4096
+    edge-opt llm Qwen3-4B-Q4_K_M.gguf --target raspberry-pi-5 --context 4096
+    edge-opt llm hf:Qwen/Qwen3-4B -t raspberry-pi-5 -w q4_k_m
     edge-opt llm config.json -t raspberry-pi-5 -t apple-m1 -w q4_0,q8_0,fp16
     edge-opt llm models/llama/ -t host -w fp32 --measure
     """

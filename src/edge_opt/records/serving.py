@@ -109,6 +109,36 @@ class MeasuredServing(Record):
 
 
 @record
+class StoredType(Record):
+    """The tensors of a file that have one type."""
+
+    name: str = field("The type, such as Q6_K or BF16.")
+    tensors: int = field("How many tensors have it.")
+    stored_bytes: int = field("Their bytes.")
+
+
+@record
+class WeightFileSummary(Record):
+    """What the header of a model's file says; several parts are one file."""
+
+    path: str = field("Name of the file, or of the folder.")
+    kind: Literal["gguf", "safetensors"] = field("Its format.")
+    parts: int = field("Files that it is split into.")
+    disk_bytes: int = field("Bytes on disk, headers included.")
+    tensor_bytes: int = field("Bytes of all tensors.")
+    tensors: int = field("Number of tensors.")
+    types: tuple[StoredType, ...] = field("Bytes by type, the most first.")
+    architecture: str = field("As the file or the configuration beside it names it.")
+    experts: int | None = field("Experts of a layer; None: no mixture.")
+    experts_per_token: int | None = field("Experts that a token uses; None: no mixture.")
+    window: int | None = field("Positions that a layer with a sliding window sees; None: no window.")
+    rope_base: float | None = field("Base of the rotary positions; None: not in the file.")
+    rope_scaling: str = field("How rotary positions are stretched; empty: not at all.")
+    tokens: int | None = field("Words of the vocabulary; None: not in the file.")
+    tokenizer_bytes: int | None = field("Bytes of the vocabulary in the file; None: not in it.")
+
+
+@record
 class ServingReport(Saved):
     """Will it fit, how many tokens a second, and why: one model, one format of weights, one target."""
 
@@ -136,6 +166,7 @@ class ServingReport(Saved):
     energy_per_token: Energy | None = field("Joules per token at full context; None: power not known.")
     measured: MeasuredServing | None = field("The real loop on this machine; None unless asked for.")
     remarks: tuple[str, ...] = field("What was assumed, or is left out.")
+    file: WeightFileSummary | None = field("The file whose header was read; None: a configuration.", default=None)
 
     def part(self, name: PartName) -> ServingPart:
         """Return one part by its name.

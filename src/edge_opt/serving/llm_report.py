@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import prod
 from typing import Any
 
 import torch
@@ -32,10 +32,10 @@ from edge_opt.records.serving import (
     ServingMemory,
     ServingReport,
 )
+from edge_opt.serving.file_models import file_format, file_summary, gguf_model, with_file_tensors
 from edge_opt.serving.model_source import (
     HUB,
     InputMaker,
-    LanguageModel,
     find_config,
     find_language_model,
     import_transformers,
@@ -52,7 +52,8 @@ from edge_opt.serving.serving_costs import (
 )
 from edge_opt.serving.token_rates import PREFILL_SPREAD
 from edge_opt.serving.token_trace import TracedLanguageModel, filled_cache, output_cache, run_step, traced_model
-from edge_opt.serving.weight_formats import cache_bytes_per_value, weight_format
+from edge_opt.serving.weight_files import WeightFile, find_weight_file
+from edge_opt.serving.weight_formats import WeightFormat, cache_bytes_per_value, weight_format
 
 CONTEXT = 4096
 PROMPT = 512
@@ -66,7 +67,7 @@ _LOOP_S = 5.0
 def llm(
     model: Any,
     target: Target | Sequence[Target] | None = None,
-    weights: str | Sequence[str] = "fp16",
+    weights: str | Sequence[str] | None = None,
     *,
     context: int | None = None,
     prompt: int | None = None,
@@ -86,13 +87,14 @@ def llm(
     every weight that a token uses, and the cache, from memory once per step, so bandwidth over bytes is its speed.
 
     Args:
-        model: `hf:ORG/NAME` (its configuration alone is fetched, or taken from the local cache), a folder or
-            config.json or what it holds, a transformers configuration or model, or a module of your own with `inputs`
-            (or its reference, `file.py:factory`).
+        model: a `.gguf` file (any part of a split one), a folder with safetensors files and their config.json, of
+            which headers alone are read; `hf:ORG/NAME` (its configuration alone is fetched, or taken from the local
+            cache), a config.json or what it holds, a transformers configuration or model, or a module of your own
+            with `inputs` (or its reference, `file.py:factory`).
         target: a device of the catalog, a device file or `DeviceSpec`, a calibration, or "host", this machine as
             `edge-opt calibrate` measured it; several as a list. None: memory and costs alone.
         weights: the format of the weights: fp32, fp16, bf16, int8, int4 (int4-g64 for groups of 64), mlx-4bit, or one
-            of GGUF's such as q4_k_m; several as a list.
+            of GGUF's such as q4_k_m; several as a list. Default: what the file holds, fp16 for a configuration.
         context: positions that the cache holds at the end, the new token among them; 4096, or the model's maximum
             where that is less.
         prompt: tokens that are read before the first is written; 512, or the context where that is less.
@@ -115,7 +117,7 @@ def llm(
     (True, 2.0)
     """
     request = _Request(context, prompt, batch, kv, runtime, engine, threads, ram_gib)
-    formats = list(weights)
+    formats: list[str | None] = [None] if weights is None else list(weights)
     if isinstance(weights, str):
         formats = [item.strip() for item in weights.split(",") if item.strip()]
     targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
@@ -129,7 +131,7 @@ def llm(
     for item in targets:
         spec = None if item is None else find_spec(item)
         reports += [_report(served(form), spec, request, model if measure else None) for form in formats]
-    is_single = isinstance(weights, str) and "," not in weights and targets is not target
+    is_single = (weights is None or (isinstance(weights, str) and "," not in weights)) and targets is not target
     return reports[0] if is_single else ServingComparison(tuple(reports))
 
 
@@ -174,13 +176,17 @@ class _Request:
             return (int(self.ram_gib * (1 << 30)),)
         return () if spec is None else tuple(int(figure.value) for figure in spec.ram_bytes)
 
-    def lengths(self, model: LanguageModel) -> tuple[int, int]:
+    def cache_format(self, form: WeightFormat) -> str:
+        """Return the format of the key-value cache; refuse one that is not known."""
+        kv = self.kv or ("fp32" if form.name == "fp32" else "fp16")
+        cache_bytes_per_value(kv)
+        return kv
+
+    def lengths(self, name: str, limit: int | None, scaling: str) -> tuple[int, int]:
         """Return context and prompt for a model; refuse more positions than its maximum."""
-        limit = model.max_context
         context = self.context or min(CONTEXT, limit or CONTEXT)
         if limit is not None and context > limit:
-            scaling = rope_scaling(model.config) or "no RoPE scaling"
-            maximum = f"{model.name} was made for {limit} positions ({scaling})"
+            maximum = f"{name} was made for {limit} positions ({scaling})"
             raise InvalidInput(f"context is {context}, and {maximum}; ask for at most {limit}")
         prompt = self.prompt or min(PROMPT, context)
         if prompt > context:
@@ -188,25 +194,58 @@ class _Request:
         return context, prompt
 
 
-def _served(source: Any, inputs: InputMaker | None, name: str | None, request: _Request) -> Callable[[str], Serving]:
+def _served(
+    source: Any, inputs: InputMaker | None, name: str | None, request: _Request
+) -> Callable[[str | None], Serving]:
     """Return a function from a weight format to the served model, which is traced once for each type of numbers."""
+    file = find_weight_file(source) if isinstance(source, (str, os.PathLike)) else None
+    if file is not None and inputs is not None:
+        raise InvalidInput("inputs= makes the arguments of a module of your own; drop it, or pass the module")
+    if file is not None:
+        return partial(_served_file, file, name=name, request=request)
 
     @cache
     def traced(dtype: torch.dtype, absorbs_mla: bool) -> tuple[TracedLanguageModel, int, int]:
         report_progress("building the language model without its weights")
         model = find_language_model(source, dtype, inputs, name)
-        context, prompt = request.lengths(model)
+        scaling = rope_scaling(model.config) or "no RoPE scaling"
+        context, prompt = request.lengths(model.name, model.max_context, scaling)
         report_progress(f"tracing the prompt and a step at {context} positions")
         return traced_model(model, context, prompt, request.batch, absorbs_mla), context, prompt
 
-    def served(weights: str) -> Serving:
-        form, runtime = weight_format(weights, request.runtime)
-        kv = request.kv or ("fp32" if form.name == "fp32" else "fp16")
-        cache_bytes_per_value(kv)  # refuses an unknown format before the model is built
+    def served(weights: str | None) -> Serving:
+        form, runtime = weight_format(weights or "fp16", request.runtime)
+        kv = request.cache_format(form)
         model, context, prompt = traced(getattr(torch, form.computes_in), runtime != "torch")
         return Serving(model, form, runtime, kv, context, prompt, request.batch)
 
     return served
+
+
+def _served_file(file: WeightFile, weights: str | None, name: str | None, request: _Request) -> Serving:
+    """Return the served model of a file, in the format that the file holds."""
+    source = file.path
+    config = None if file.kind == "gguf" else find_config(source)
+    form, runtime = file_format(file, config)
+    if weights is not None and weight_format(weights)[0].name != form.name:
+        cure = "drop weights=, or pass the config.json of the model to ask for another format"
+        raise InvalidInput(f"weights is {weights!r}, and {file.path.name} holds {form.name}; {cure}")
+    if request.runtime is not None and request.runtime not in form.runtimes:
+        names = " or ".join(form.runtimes)
+        raise InvalidInput(f"runtime is {request.runtime!r}; {file.kind} files in {form.name} are run by {names}")
+    runtime = next((item for item in form.runtimes if item == request.runtime), runtime)
+    kv = request.cache_format(form)
+    if file.kind == "gguf":
+        limit = gguf_model(file, 1, 1, 1).max_context
+        context, prompt = request.lengths(name or file.name, limit, "no RoPE scaling")
+        model = gguf_model(file, context, prompt, request.batch)
+    else:
+        built = find_language_model(source, getattr(torch, form.computes_in), None, name or file.name)
+        context, prompt = request.lengths(built.name, built.max_context, rope_scaling(config) or "no RoPE scaling")
+        traced = traced_model(built, context, prompt, request.batch, runtime != "torch")
+        model = with_file_tensors(traced, file)
+    model = replace(model, name=name or file.name)
+    return Serving(model, form, runtime, kv, context, prompt, request.batch, file_summary(file, config))
 
 
 def _energy(spec: DeviceSpec | None, decode: DecodeCost) -> Energy | None:
@@ -226,7 +265,7 @@ def _report(serving: Serving, spec: DeviceSpec | None, request: _Request, measur
         request.check_target(spec)
     speed = speed_of(spec, serving.form, request.engine, request.threads, serving.runtime)
     decode = decode_cost(serving, speed, serving.context)
-    params = sum(prod(tensor.shape) for tensor in serving.model.tensors)
+    params = sum(tensor.params for tensor in serving.model.tensors)
     memory = serving.memory(request.ram_bytes(spec))
     return ServingReport(
         model=serving.model.name,
@@ -253,6 +292,7 @@ def _report(serving: Serving, spec: DeviceSpec | None, request: _Request, measur
         energy_per_token=_energy(spec, decode),
         measured=None if measured_model is None else _measured(measured_model, serving),
         remarks=tuple(_remarks(serving, speed, memory)),
+        file=serving.file,
     )
 
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 
 import torch
 
 from edge_opt.boards.estimate import share_of_peak
 from edge_opt.records.devices import Bound, DeviceSpec, Engine
-from edge_opt.records.serving import CurvePoint, DecodeCost, PartName, PrefillCost, ServingMemory, ServingPart
+from edge_opt.records.serving import (
+    CurvePoint,
+    DecodeCost,
+    PartName,
+    PrefillCost,
+    ServingMemory,
+    ServingPart,
+    WeightFileSummary,
+)
 from edge_opt.serving.token_rates import (
     DELTA_PASSES,
     PREFILL_SPREAD,
@@ -45,6 +52,7 @@ class Serving:
     context: int
     prompt: int
     batch: int
+    file: WeightFileSummary | None = None
 
     def tensor_bytes(self, tensor: WeightTensor) -> int:
         return tensor_bytes(tensor, self.form, self.model.is_tied)
@@ -96,7 +104,7 @@ class Serving:
             each = UNPACK_OPERATIONS.get(tensor_type(tensor, self.form, self.model.is_tied).name, 0.0)
             if use is not None and use.is_whole and each:
                 nbytes += self.tensor_bytes(tensor)
-                operations += each * prod(tensor.shape)
+                operations += each * tensor.params
         return nbytes, operations
 
     def step_flops(self, context: int) -> dict[PartName, int]:
@@ -155,9 +163,9 @@ class Serving:
         for tensor in self.model.tensors:
             use = self.model.decode.uses.get(tensor.name)
             if use is not None and use.experts:
-                params += prod(tensor.shape) * use.met / self.model.decode.tokens / use.experts
+                params += tensor.params * use.met / self.model.decode.tokens / use.experts
             elif use is not None and use.is_whole:
-                params += prod(tensor.shape)
+                params += tensor.params
         return round(params)
 
 

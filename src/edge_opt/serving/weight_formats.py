@@ -80,7 +80,10 @@ class WeightFormat:
 
 @dataclass(frozen=True, slots=True)
 class WeightTensor:
-    """One parameter: what it is and where it stands. `layer` is None outside the layers."""
+    """One parameter: what it is and where it stands. `layer` is None outside the layers.
+
+    A tensor of a file has its type and bytes from there. `values` are its weights where packing hides their number.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -89,6 +92,13 @@ class WeightTensor:
     layers: int
     sharing: int = 1
     experts: int = 1
+    stored_type: str = ""
+    stored_bytes: int | None = None
+    values: int | None = None
+
+    @property
+    def params(self) -> int:
+        return prod(self.shape) if self.values is None else self.values
 
 
 def _gguf(
@@ -244,6 +254,8 @@ def tensor_bytes(tensor: WeightTensor, form: WeightFormat, is_tied: bool = False
     >>> tensor_bytes(table, WEIGHT_FORMATS["q4_k_m"])  # 1000 rows of one block of 144 bytes
     144000
     """
+    if tensor.stored_bytes is not None:
+        return tensor.stored_bytes
     kind = tensor_type(tensor, form, is_tied)
     row = tensor.shape[-1] if tensor.shape else 1
     rows = prod(tensor.shape) // row if row else 0
@@ -252,6 +264,8 @@ def tensor_bytes(tensor: WeightTensor, form: WeightFormat, is_tied: bool = False
 
 def tensor_type(tensor: WeightTensor, form: WeightFormat, is_tied: bool = False) -> BlockType:
     """Return the type of a parameter in a format: by its role, its layer, and whether its rows fill whole blocks."""
+    if tensor.stored_bytes is not None:
+        return BLOCK_TYPES.get(tensor.stored_type) or BlockType(tensor.stored_type, 1, form.bits / 8)
     if tensor.role in ("small", "router") or len(tensor.shape) < 2:
         return form.small
     if tensor.role == "head" or (tensor.role == "embedding" and is_tied):
