@@ -178,7 +178,8 @@ def others(tables: Sequence[Board], folder: Path, every: int) -> None:
     found = {group.name: group for group in groups(tables)}
     int8 = {same_run(board): board for board in found["ncnn-cpu-int8"].boards}
     bases = [board for board in found["ncnn-cpu"].boards if same_run(board) in int8]
-    trials = hold_out_relative([int8[same_run(board)] for board in bases], bases, KernelConventions())
+    held_out = hold_out_relative([int8[same_run(board)] for board in bases], bases, KernelConventions())
+    trials: Sequence[Trial] = [trial for trial in held_out if trial.known == "all"]
     line(f"ncnn-cpu-int8, {len(bases)} boards, their float times known", trials, coverage(trials))
     for name in ("ncnn-cpu-many-threads", "ncnn-cpu-int8", "ncnn-vulkan"):
         trials = hold_out(found[name].boards, found[name].conventions)

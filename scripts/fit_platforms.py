@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "platform_fit"))
 
-from board_priors import IN_ORDER_INT8, broad_prior, fit_prior
+from board_priors import IN_ORDER_INT8, broad_prior, fit_prior, fit_shared
 from held_out import (
     FEW_TRIALS,
+    TIED,
     Trial,
     calibrated,
     hold_out,
@@ -36,7 +37,7 @@ from held_out import (
 )
 from published_tables import Board, Net, named, read_tables, timm_rows
 
-from edge_opt.boards.class_costs import Costs, KernelConventions, ModelWork, Vector, fit_costs
+from edge_opt.boards.class_costs import Costs, KernelConventions, ModelWork, Vector, fit_costs, rows_with_class
 from edge_opt.boards.fused_layers import model_work
 from edge_opt.boards.platform_file import (
     FOLDER,
@@ -157,7 +158,8 @@ def fit_group(group: Group, base: Costs | None, partners: Fitted | None = None) 
         prior = base
         costs = tuple(fit_costs(*pair, prior) for pair in rows)
         trials = tuple(hold_out_alone(board, group.conventions, prior) for board in group.boards)
-    typed = [trial for board in trials for trial in board if trial.known != "all"]
+    typed = [trial for board in trials for trial in board if trial.known not in ("all", "ratio")]
+    ratios = [trial for board in trials for trial in board if trial.known == "ratio"]
     trials = tuple(tuple(trial for trial in board if trial.known == "all") for board in trials)
     spread = calibrated([trial for board in trials for trial in board])
     kind = PlatformFamily(
@@ -169,6 +171,7 @@ def fit_group(group: Group, base: Costs | None, partners: Fitted | None = None) 
         typed_spread=calibrated(typed) if len(typed) >= FEW_TRIALS else spread,
         boards=len(group.boards),
         source=group.source,
+        ratio_spread=calibrated(ratios) if ratios else None,
     )
     return Fitted(group, kind, costs, trials)
 
@@ -179,14 +182,23 @@ def _relative(group: Group, partners: Fitted) -> tuple[Group, Costs, tuple[Costs
     boards = tuple(board for board in group.boards if same_run(board) in known)
     numbers = [known[same_run(board)] for board in boards]
     bases = [partners.costs[number] for number in numbers]
-    rows = [relative_rows(board, base, group.conventions) for board, base in zip(boards, bases, strict=True)]
-    ratio, ratios = fit_prior(rows, start=np.zeros(len(bases[0].mean)))
+    floats = [partners.group.boards[number] for number in numbers]
+    rows = [
+        relative_rows(board, base, costs, group.conventions)
+        for board, base, costs in zip(boards, floats, bases, strict=True)
+    ]
+    shared, ratios = fit_shared(rows)
     float_prior = partners.kind.prior
-    prior = Costs(float_prior.mean + ratio.mean, float_prior.covariance + ratio.covariance, ratio.seen)
-    costs = tuple(
-        Costs(base.mean + own.mean, own.covariance, own.seen) for base, own in zip(bases, ratios, strict=True)
+    prior = Costs(
+        float_prior.mean + shared.mean @ TIED, float_prior.covariance + TIED.T @ shared.covariance @ TIED, shared.seen
     )
-    found = hold_out_relative(boards, [partners.group.boards[number] for number in numbers], group.conventions)
+    costs = tuple(
+        Costs(base.mean + own.mean @ TIED, TIED.T @ own.covariance @ TIED, rows_with_class(quantities, base.mean))
+        for base, own, (quantities, _) in zip(
+            bases, ratios, (_rows(board, group.conventions) for board in boards), strict=True
+        )
+    )
+    found = hold_out_relative(boards, floats, group.conventions)
     trials = tuple(tuple(trial for trial in found if trial.board == number) for number in range(len(boards)))
     return replace(group, boards=boards), prior, costs, trials
 
@@ -321,6 +333,14 @@ def family_lines(kind: PlatformFamily) -> list[str]:
         f"quantile = {kind.spread.quantile:.4f} }}",
         f"typed_spread = {{ noise = {kind.typed_spread.noise:.4f}, trust = {kind.typed_spread.trust:g}, "
         f"quantile = {kind.typed_spread.quantile:.4f} }}",
+        *(
+            []
+            if kind.ratio_spread is None
+            else [
+                f"ratio_spread = {{ noise = {kind.ratio_spread.noise:.4f}, trust = {kind.ratio_spread.trust:g}, "
+                f"quantile = {kind.ratio_spread.quantile:.4f} }}"
+            ]
+        ),
         *matrix_lines("same_core", kind.same_core),
         *costs_lines(kind.prior, f"{kind.name}."),
         "",

@@ -91,13 +91,7 @@ def fit_prior(boards: Sequence[Rows], start: Vector | None = None) -> tuple[Cost
     stack = BoardStack([(np.asarray(rows)[:, has_rows], np.asarray(times)) for rows, times in boards])
     usual = np.log([TYPICAL[name] for name in CLASSES]) if start is None else np.asarray(start)
     means = stack.scaled(np.broadcast_to(usual[has_rows], (len(boards), int(has_rows.sum()))))
-    centre, spread = means.mean(axis=0), _first_spread(means)
-    # After seven rounds of expectation-maximisation, costs move by less than their spread.
-    for _ in range(EM_STEPS):
-        means, covariances = stack.fitted(np.broadcast_to(centre, means.shape), spread, means)
-        centre = means.mean(axis=0)
-        away = means - centre
-        spread = shrunk((away[:, :, None] * away[:, None, :] + covariances).mean(axis=0), len(boards))
+    centre, spread, means, covariances = _shared(stack, means)
     seen = _boards_seen(boards, means, has_rows)
     prior = inherited(centre, spread, has_rows, seen)
     fits = [_spread_out(mean, matrix, has_rows) for mean, matrix in zip(means, covariances, strict=True)]
@@ -105,6 +99,31 @@ def fit_prior(boards: Sequence[Rows], start: Vector | None = None) -> tuple[Cost
         Costs(mean, matrix, rows_with_class(np.asarray(rows), mean))
         for (mean, matrix), (rows, _) in zip(fits, boards, strict=True)
     )
+
+
+def fit_shared(boards: Sequence[Rows]) -> tuple[Costs, tuple[Costs, ...]]:
+    """Return what boards have in common, and each board's own costs, where every class has rows.
+
+    Args:
+        boards: quantities and times in ms of every board; quantities are times already, so that costs are near one.
+    """
+    stack = BoardStack(boards)
+    size = boards[0][0].shape[1]
+    centre, spread, means, covariances = _shared(stack, stack.scaled(np.zeros((len(boards), size))))
+    fits = tuple(Costs(mean, matrix, np.ones(size)) for mean, matrix in zip(means, covariances, strict=True))
+    return Costs(centre, spread, np.ones(size)), fits
+
+
+def _shared(stack: BoardStack, means: Vector) -> tuple[Vector, Vector, Vector, Vector]:
+    """Centre and spread of the costs of all boards, and those of each; they start from `means`."""
+    centre, spread = means.mean(axis=0), _first_spread(means)
+    # After seven rounds of expectation-maximisation, costs move by less than their spread.
+    for _ in range(EM_STEPS):
+        means, covariances = stack.fitted(np.broadcast_to(centre, means.shape), spread, means)
+        centre = means.mean(axis=0)
+        away = means - centre
+        spread = shrunk((away[:, :, None] * away[:, None, :] + covariances).mean(axis=0), len(means))
+    return centre, spread, means, covariances
 
 
 def broad_prior(scale_sd: float = 4.0, class_sd: float = 0.7, typical: Mapping[str, float] = TYPICAL) -> Costs:

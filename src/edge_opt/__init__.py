@@ -17,6 +17,7 @@ _HOMES = {
     "boards.catalog": ("device", "devices"),
     "boards.estimate": ("estimate",),
     "boards.platforms": ("fit_platform", "platforms"),
+    "boards.ratios": ("latency_ratio",),
     "boards.roofline": ("roofline",),
     "budgets.check": ("check",),
     "calibration.calibrate": ("calibrate",),
@@ -60,6 +61,7 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.boards.estimate import estimate as estimate
     from edge_opt.boards.platforms import fit_platform as fit_platform
     from edge_opt.boards.platforms import platforms as platforms
+    from edge_opt.boards.ratios import latency_ratio as latency_ratio
     from edge_opt.boards.roofline import roofline as roofline
     from edge_opt.budgets.batch_fit import compare_targets as compare_targets
     from edge_opt.budgets.batch_fit import fit_batch as fit_batch

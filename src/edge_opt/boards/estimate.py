@@ -82,18 +82,18 @@ def estimate(
     runtime: str | None = None,
     threads: int | None = None,
 ) -> Prediction:
-    """Estimate what a model and each of its layers would take on a device that was never calibrated, with intervals.
+    """Estimate what a model and each of its layers would take on a target, with intervals, as `profile(target=)` does.
 
-    If times of whole models on the device are published, costs fitted to them are used (`basis` is
-    "fitted"), and a remark names the platform. Otherwise a roofline is used: every operator takes the longer of moving
-    its bytes and computing, at the share of the device's figures that its class usually reaches. It is meant for a
-    runtime with tuned kernels; a framework that runs operator by operator may take several times as long. Where a
-    figure is missing the time is None, and a remark names the figure.
+    A calibrated machine answers by its calibration. If times of whole models on the device are published, costs
+    fitted to them are used (`basis` is "fitted"), and a remark names the platform. Otherwise a roofline is used:
+    every operator takes the longer of moving its bytes and computing, at the share of the device's figures that its
+    class usually reaches. It is meant for a runtime with tuned kernels; a framework that runs operator by operator
+    may take several times as long. Where a figure is missing the time is None, and a remark names the figure.
 
     Args:
         profile: The model and its inputs.
-        device: A device of the catalog, its file or `DeviceSpec`, a platform or its file, or a calibrated machine by
-            its figures.
+        device: A device of the catalog, its file or `DeviceSpec`, a platform or its file, or a calibrated machine:
+            "host", a calibration or its file.
         precision: Type of the numbers there.
         engine: Who computes; the device's own choice unless given.
         runtime: Runtime there, such as "ncnn". Times with it must be known. Default: the most accurate
@@ -109,7 +109,7 @@ def estimate(
     """
     check_asked(profile, precision, engine)
     target = resolve_target(device, precision, engine=engine, runtime=runtime, threads=threads)
-    return _predicted(profile, replace(target, calibration=None), precision, engine, threads)
+    return _predicted(profile, target, precision, engine, threads)
 
 
 def _predicted(

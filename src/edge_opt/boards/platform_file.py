@@ -36,7 +36,8 @@ class PlatformFamily:
 
     `prior` is what is likely before any time is known, its `seen` the families of nets that have a class; `same_core`
     the covariance of costs between boards that have one core; `conventions` how layers are run. `spread` is that of
-    fitted platforms, `typed_spread` that of boards with only a few known times.
+    fitted platforms, `typed_spread` that of boards with only a few known times. `ratio_spread` is that of ratios to the
+    same board in float; None where costs are not such ratios. Covariances are then those of the ratios.
     """
 
     name: str
@@ -47,6 +48,7 @@ class PlatformFamily:
     typed_spread: Spread
     boards: int
     source: str
+    ratio_spread: Spread | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +128,7 @@ def platform_family(name: str) -> PlatformFamily:
         typed_spread=Spread(**data["typed_spread"]),
         boards=data["boards"],
         source=data["source"],
+        ratio_spread=Spread(**data["ratio_spread"]) if "ratio_spread" in data else None,
     )
 
 

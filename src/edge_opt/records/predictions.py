@@ -159,6 +159,34 @@ class Prediction(Shown):
 MemoryKind = Literal["static eager", "static planner"]
 
 
+RatioBasis = Literal["one platform", "two precisions", "independent"]
+
+
+@record
+class LatencyRatio(Shown):
+    """The latency of one variant over that of another on one target, with a 90 % interval."""
+
+    target: str = field("Name of the target.")
+    before_s: float = field("Seconds of the variant that the other is compared with.")
+    after_s: float = field("Seconds of the other variant.")
+    low: float = field("Lower end of the 90 % interval of the ratio.")
+    high: float = field("Upper end of that interval.")
+    basis: RatioBasis = field('Shared errors: of "one platform", of "two precisions" of it, or none ("independent").')
+
+    @property
+    def ratio(self) -> float:
+        """The latency after over the latency before; below 1 is faster."""
+        return self.after_s / self.before_s
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the whole interval is on one side of 1."""
+        return self.low > 1 or self.high < 1
+
+    def _brief(self) -> str:
+        return f"{self.ratio:.2f} × the time on {self.target} (90 % interval {self.low:.2f} to {self.high:.2f})"
+
+
 @record
 class MemoryNeed(Shown):
     """Peak memory of one forward. What kernels allocate inside (scratch) is not in it."""

@@ -21,7 +21,7 @@ from edge_opt.records.conversions import Agreement, Converted, RunnerProfile
 from edge_opt.records.costs import Reconciliation
 from edge_opt.records.devices import BatchFit, Roofline
 from edge_opt.records.measurements import Comparison, Diagnosis, Latency, LayerLatencies, Measurement
-from edge_opt.records.predictions import Calibration, DeviceMemory, MemoryNeed, Prediction
+from edge_opt.records.predictions import Calibration, DeviceMemory, LatencyRatio, MemoryNeed, Prediction
 from edge_opt.records.sweeps import SweepStatus
 from edge_opt.report import (
     checks,
@@ -93,6 +93,17 @@ def _prediction(prediction: Prediction) -> Sheet:
     energies = [("Energy", energy_sentence(energy)) for energy in prediction.energies[:1]]
     notes = (*others(known), *energies, *remarks(prediction.remarks))
     return Sheet(prediction_sentence(prediction), (columns,), tuple(notes))
+
+
+@sheet(LatencyRatio)
+def _latency_ratio(ratio: LatencyRatio) -> Sheet:
+    title = f"{ratio.ratio:.2f} × the time on {ratio.target}, 90 % interval {ratio.low:.2f} to {ratio.high:.2f}"
+    notes = (
+        ("Before", units.duration(ratio.before_s)),
+        ("After", units.duration(ratio.after_s)),
+        ("Rests on", ratio.basis),
+    )
+    return Sheet(title, notes=notes)
 
 
 @sheet(Roofline)
