@@ -47,7 +47,8 @@ def profile(
             an exported program have their own.
         kwargs: More arguments by name; a tensor is a tensor, an `InputSpec` or a (shape, dtype) pair.
         mode: "eval" for inference, or "train" for the forward of training.
-        convention: "edge_opt", or fvcore, thop, ptflops, torch or rasp: MACs and FLOPs are what that tool would print.
+        convention: "edge_opt", or fvcore, thop, ptflops, torchinfo, torch or rasp: MACs and FLOPs are what that
+            tool would print.
         name: Name of the model in tables; default: its class.
         measure: Also run the model: True, or the options of `edge_opt.measure`. The result is in `measurement`.
         target: A device of the catalog, its file or `DeviceSpec`, a platform or its file, "host", a calibration or

@@ -61,6 +61,8 @@ CELLS = 4 * 8 * 8  # elements of the feature map
         ("thop", MACS + 4 * CELLS + CELLS + CELLS // 4),
         # norm; ReLU and pooling each as a module and as a function; both biases
         ("ptflops", MACS + 2 * CELLS + 2 * CELLS + 2 * CELLS + CELLS + 10),
+        # parameters times positions, or times samples: both biases, and the norm's 2 x 4 parameters once
+        ("torchinfo", MACS + CELLS + 10 + 8),
         ("torch", 2 * MACS),
         # with a bias n products and n additions; norm 2 x 2; ReLU 1; pooling of 4 taps: 4 products, 3 additions
         ("rasp", 2 * MACS + 4 * CELLS + CELLS + 7 * CELLS // 4),

@@ -219,3 +219,16 @@ def test_layers_claim_nothing_where_the_whole_shows_no_difference() -> None:
     assert not {"time", "slower layers", "shortfall"} & {reason.topic for reason in same.reasons}
     faster = eo.explain(before, replace(after, latency=steady(1e-3)))
     assert {"time", "slower layers"} <= {reason.topic for reason in faster.reasons}
+
+
+def test_nothing_contradicts_the_headline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_opt.measuring.machine.cpu_flags", lambda: frozenset({"avx2"}))
+    profile = static()
+    before = ModelVariant(profile, latency=steady(100e-6), kernels=timed(conv1=60e-6, conv2=30e-6))
+    converted = conversion("int8", conv1="int8", conv2="int8")
+    faster = ModelVariant(profile, converted, steady(55e-6), timed(conv1=30e-6, conv2=20e-6))
+    assert "slow precision" not in topics(eo.explain(before, faster))
+    slower = replace(faster, latency=steady(200e-6))
+    assert "slow precision" in topics(eo.explain(before, slower))
+    # the layers became faster by 40 us and the whole slower by 100 us: they are not compared
+    assert not {"time", "slower layers"} & set(topics(eo.explain(before, slower)))

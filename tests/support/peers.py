@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import thop
 import torch
+import torchinfo
 from fvcore.nn import FlopCountAnalysis
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -49,12 +50,17 @@ def by_rasp(model: nn.Module, x: torch.Tensor) -> int:
     return int(rasp.stat(model, inputs=x, print_stat=False, returns="totals")["flops"])
 
 
+def by_torchinfo(model: nn.Module, x: torch.Tensor) -> int:
+    return int(torchinfo.summary(model, input_data=x, verbose=0).total_mult_adds)
+
+
 PEERS: dict[str, Callable[[nn.Module, torch.Tensor], int | None]] = {
     "fvcore": by_fvcore,
     "thop": by_thop,
     "ptflops": by_ptflops,
     "torch": by_torch,
     "rasp": by_rasp,
+    "torchinfo": by_torchinfo,
 }
 
 

@@ -13,6 +13,7 @@ try:
     from typer import Option
 
     from edge_opt.cli.device_commands import board, calibrate, devices, doctor, measure_on
+    from edge_opt.cli.explain_commands import explain, reconcile
     from edge_opt.cli.profile_commands import llm, profile, train_cost
     from edge_opt.cli.run_commands import SeveralSeeds, init, report, run, status, sweep
     from edge_opt.cli.shell import Command, Debug, Json, Shell, Trust, run_to_the_end
@@ -52,9 +53,7 @@ def edge_opt(
     \b
     edge-opt profile torchvision:resnet50 -i 1x3x224x224
     edge-opt profile net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --target jetson-nano
-    edge-opt llm hf:Qwen/Qwen3-4B --target raspberry-pi-5 --weights q4_k_m
     edge-opt check net.py:Net -i 1x3x32x32 --budget "macs <= 600M"
-    edge-opt prune net.py:Net -i 1x3x32x32 --macs-target 0.5 -o pruned/
     edge-opt init run.yaml && edge-opt run run.yaml
 
     `edge-opt COMMAND -h` shows more. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
@@ -71,6 +70,8 @@ _COMMANDS = (
     (train_cost, "Show what a training step costs, and its memory."),
     (llm, "Predict memory and tokens per second of a language model."),
     (compare, "Show what differs between models, layer by layer."),
+    (explain, "Show why one model is faster than another or is not."),
+    (reconcile, "Show why another tool counts differently."),
     (check, "Check budgets; the exit code says whether they hold."),
     (convert, "Write a model for a runtime and precision, and verify it."),
     (prune, "Remove channels and heads, and verify the result."),

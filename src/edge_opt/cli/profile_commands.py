@@ -55,7 +55,7 @@ def profile(
     depth: int | None = option(None, "-d, --depth N", "Fold modules below this depth."),
     sort: str | None = option(None, "-s, --sort KEY", f"Sort by {', '.join(SORT_COLUMNS)}."),
     top: int | None = option(None, "-n, --top N", "Only the N largest rows."),
-    convention: str = option("edge_opt", "NAME", "Count as fvcore, thop, ptflops, torch or rasp does."),
+    convention: str = option("edge_opt", "NAME", "Count as fvcore, thop, ptflops, torchinfo, torch, rasp."),
     output: list[Path] | None = option(
         None, "-o, --output FILE", "Save as .json, .csv, .md, .txt, .html, .trace.json, .nodes.json, .onnx."
     ),

@@ -89,7 +89,7 @@ _GROUPS = {
     "Training": "loss optimizer frozen checkpoint autocast accumulate suggest",
     "Measure": "measure min_time threads seconds runtime_profile measure_on",
     "Execution": "workers scheduler insecure retry_failed fresh",
-    "Output": "level depth sort top everything convention title output strict",
+    "Output": "level depth sort top everything convention tool title output strict",
     "Every command": "json trust debug help",
 }
 

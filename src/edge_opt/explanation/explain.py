@@ -10,7 +10,7 @@ from edge_opt import units
 from edge_opt.measuring.machine import is_fast, vector_bytes
 from edge_opt.measuring.statistics import compare_latencies
 from edge_opt.records.compression import Bottleneck, Explanation, LayerChange, Reason, Topic
-from edge_opt.records.conversions import Converted, RunnerProfile
+from edge_opt.records.conversions import Converted, Kernel, RunnerProfile
 from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Comparison, Latency
 from edge_opt.records.profiles import ModelProfile
@@ -31,6 +31,26 @@ class ModelVariant:
         "Its latency, from a runner; that of the profile's measurement unless given.", default=None
     )
     kernels: RunnerProfile | None = field("Time of each kernel, from `compress.profile_runner`.", default=None)
+    runtime: str = field('What ran it; "" is the runtime of the conversion, else torch.', default="")
+
+    @property
+    def used_runtime(self) -> str:
+        """The runtime that ran it."""
+        return self.runtime or (self.converted.runtime if self.converted else "torch")
+
+    @property
+    def known_kernels(self) -> tuple[Kernel, ...]:
+        """The kernels that ran, with their times where they were profiled."""
+        return self.kernels.kernels if self.kernels else self.converted.kernels if self.converted else ()
+
+    @property
+    def kernel_names(self) -> dict[str, str]:
+        """The kernels of each module path, as "QLinearConv int8"."""
+        names: dict[str, dict[str, None]] = defaultdict(dict)
+        for kernel in self.known_kernels:
+            if kernel.nodes:
+                names[kernel.path][f"{kernel.op} {kernel.precision}"] = None
+        return {path: ", ".join(listed) for path, listed in names.items()}
 
     @property
     def measured_latency(self) -> Latency | None:
@@ -53,14 +73,12 @@ class ModelVariant:
 
     @property
     def precisions(self) -> dict[str, str]:
-        """The precision of each module path, where a conversion says; mixed ones are joined."""
-        if self.converted is None:
-            return {}
+        """The precision of each module path, where a conversion or its kernels say; mixed ones are joined."""
         precisions: dict[str, set[str]] = defaultdict(set)
-        for layer in self.converted.layers:
+        for layer in self.converted.layers if self.converted else ():
             precisions[layer.path].add(layer.precision)
         layer_paths = set(precisions)
-        for kernel in self.converted.kernels:
+        for kernel in self.known_kernels:
             if kernel.nodes and kernel.path not in layer_paths:
                 precisions[kernel.path].add(kernel.precision)
         return {path: "+".join(sorted(kinds)) for path, kinds in precisions.items()}
@@ -71,7 +89,7 @@ class ModelVariant:
         Args:
             path: Path of the module.
         """
-        kernels = self.converted.kernels if self.converted else ()
+        kernels = self.known_kernels
         return bool(kernels) and all(kernel.path != path for kernel in kernels if kernel.nodes)
 
 
@@ -90,7 +108,8 @@ class _LayerRow:
 def _rows(variant: ModelVariant) -> dict[str, _LayerRow]:
     """Return costs by path, calls of the same module together."""
     rows: dict[str, _LayerRow] = {}
-    precisions = variant.precisions
+    # The profile of a file has the bytes of the file's own types.
+    precisions = variant.precisions if variant.converted else {}
     for layer in variant.profile.layers:
         path, kind = layer.call.path, layer.call.kind
         shrunk = 0.0 if variant.is_fused(path) else _SHRUNK.get(precisions.get(path, "fp32"), 1.0)
@@ -109,7 +128,7 @@ def layer_changes(before: ModelVariant, after: ModelVariant) -> tuple[LayerChang
     """Return every layer of either model, in the order of the first; paths survive pruning and conversion."""
     old, new = _rows(before), _rows(after)
     old_s, new_s = before.seconds, after.seconds
-    precisions = after.precisions
+    precisions, old_kernels, new_kernels = after.precisions, before.kernel_names, after.kernel_names
     bottlenecks = _bottlenecks(new, new_s, _best_rates((old, old_s), (new, new_s)))
     return tuple(
         LayerChange(
@@ -125,6 +144,8 @@ def layer_changes(before: ModelVariant, after: ModelVariant) -> tuple[LayerChang
             channels_after=new[path].channels if path in new else None,
             precision=precisions.get(path),
             bottleneck=bottlenecks.get(path, "unknown"),
+            kernels_before=old_kernels.get(path, ""),
+            kernels_after=new_kernels.get(path, ""),
         )
         for path in dict.fromkeys([*old, *new])
     )
@@ -159,6 +180,8 @@ def _bottlenecks(
 _NAMED = 4
 # Reasons that say of layers that they became faster or slower.
 _CLAIMS: tuple[Topic, ...] = ("time", "slower layers", "shortfall")
+# A layer that lost more than this share of its time gained by the change.
+_GAINED = 0.1
 # Less than this share of the time is not worth a sentence.
 _WORTH_SAYING = 0.02
 
@@ -190,20 +213,31 @@ def explain(
     if old_latency is not None and new_latency is not None:
         compared = compare_latencies(old_latency, new_latency, paired=paired)
     reasons = [
-        *_precision_reasons(new, changes),
+        *_precision_reasons(new, changes, compared),
         *_added(new),
         *_time_reasons(changes, new),
         *_vector_width(changes),
         *_structure(changes),
         *_circumstances(old, new),
     ]
-    if compared is not None and compared.verdict == "equal":
+    if compared is not None and _contradicts(compared, old, new):
         # Parts of a whole that shows no difference show none either: what they differ by is noise.
         reasons = [reason for reason in reasons if reason.topic not in _CLAIMS]
+        if compared.verdict != "equal":
+            reasons.append(Reason("noise", "Times of single layers do not add up to this, so they are not compared"))
     # Savings first, then reasons with a time, longest first; the rest keeps its order.
     reasons.sort(key=lambda reason: (reason.topic != "time", -(reason.seconds or 0.0)))
     headline = _headline(macs, moved, compared, old_latency, new_latency)
     return Explanation(headline, compared, macs, moved, changes, tuple(reasons))
+
+
+def _contradicts(compared: Comparison, old: ModelVariant, new: ModelVariant) -> bool:
+    """Return whether the times of the parts, added up, say something else than those of the whole."""
+    before, after = (side.kernels.seconds if side.kernels else sum(side.seconds.values()) for side in (old, new))
+    if compared.verdict == "equal" or not (before and after):
+        return compared.verdict == "equal"
+    change = after / before - 1
+    return change > _WORTH_SAYING if compared.verdict == "faster" else change < -_WORTH_SAYING
 
 
 def _ratio(old: float, new: float) -> float | None:
@@ -238,7 +272,9 @@ def _headline(
     return f"{change} ({clock} {times[0]} before, {times[1]} after, ratio {low:.2f} to {high:.2f}); {costs}"
 
 
-def _precision_reasons(new: ModelVariant, changes: Sequence[LayerChange]) -> Iterable[Reason]:
+def _precision_reasons(
+    new: ModelVariant, changes: Sequence[LayerChange], compared: Comparison | None
+) -> Iterable[Reason]:
     done = new.converted
     if done is None:
         return
@@ -256,16 +292,16 @@ def _precision_reasons(new: ModelVariant, changes: Sequence[LayerChange]) -> Ite
             sum(row.seconds_after or 0.0 for row in changes if row.path in paths) or None,
             paths,
         )
-    for name in done.effective_precision.split("+"):
+    # Where it is faster all the same, this is not a reason.
+    is_faster = compared is not None and compared.verdict == "faster"
+    for name in () if is_faster else done.effective_precision.split("+"):
         if name in ("fp16", "bf16", "int8") and is_fast(name) is False:
-            yield Reason(
-                "slow precision", f"This CPU has no instructions for {name}: fewer bits save memory, hardly time"
-            )
+            yield Reason("slow precision", f"This CPU has no instructions for {name}: fewer bits save memory, not time")
 
 
 def _added(new: ModelVariant) -> Iterable[Reason]:
     """Report kernels that compute nothing: quantize, dequantize, reorder."""
-    known = new.kernels.kernels if new.kernels else new.converted.kernels if new.converted else ()
+    known = new.known_kernels
     added = [kernel for kernel in known if kernel.only_converts]
     if not added:
         return
@@ -294,6 +330,7 @@ def _time_reasons(changes: Sequence[LayerChange], new: ModelVariant) -> Iterable
             yield Reason(topic, f"{what}: {which}", spent, longest)
 
     small, waiting = ([row for row in timed if row.bottleneck == bound] for bound in ("overhead", "memory"))
+    small = [row for row in small if (row.saved_s or 0.0) <= _GAINED * (row.seconds_before or 0.0)]
     yield from share_reason("overhead", "Too small to gain, as calling them costs more than their arithmetic", small)
     yield from share_reason("memory", "Waiting for memory rather than arithmetic", waiting)
     unchanged = [
@@ -367,7 +404,7 @@ def _structure(changes: Sequence[LayerChange]) -> Iterable[Reason]:
 
 def _circumstances(old: ModelVariant, new: ModelVariant) -> Iterable[Reason]:
     old_latency, new_latency = old.measured_latency, new.measured_latency
-    runtimes = [side.converted.runtime if side.converted else "torch" for side in (old, new)]
+    runtimes = [side.used_runtime for side in (old, new)]
     if runtimes[0] != runtimes[1]:
         yield Reason(
             "runtime",
@@ -384,7 +421,9 @@ def _circumstances(old: ModelVariant, new: ModelVariant) -> Iterable[Reason]:
 
 def _times(row: LayerChange) -> str:
     before, after = units.duration(row.seconds_before or 0.0), units.duration(row.seconds_after or 0.0)
-    return f"{row.path or 'the model itself'} {before} to {after}"
+    kernels = (row.kernels_before, row.kernels_after)
+    named = f" ({' → '.join(kernels)})" if all(kernels) and kernels[0] != kernels[1] else ""
+    return f"{row.path or 'the model itself'} {before} to {after}{named}"
 
 
 def _lag(row: LayerChange) -> str:

@@ -217,6 +217,8 @@ class LayerChange(Record):
     channels_after: int | None = field("Output channels after; None for layers that have none.")
     precision: str | None = field("What it runs in afterwards; None where no conversion says.")
     bottleneck: Bottleneck = field("What limits it afterwards, by the best rates seen in these measurements.")
+    kernels_before: str = field('Kernels that ran it before, such as "Conv fp32"; "" where not known.', default="")
+    kernels_after: str = field("Kernels that ran it afterwards.", default="")
 
     @property
     def saved_s(self) -> float | None:

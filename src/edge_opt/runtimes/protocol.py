@@ -341,10 +341,10 @@ def measure_runners(
         raise InvalidInput("no inputs given; pass the tensors of one call")
     first = torch.as_tensor(inputs[0])
     facts = {"batch_size": first.shape[0] if first.dim() else 1, "environment": read_environment(), **options}
-    return interleaved({name: _timed_call(runner, inputs, rehearses) for name, runner in runners.items()}, **facts)
+    return interleaved({name: timed_call(runner, inputs, rehearses) for name, runner in runners.items()}, **facts)
 
 
-def _timed_call(runner: Runner, inputs: tuple[Any, ...], rehearses: bool) -> TimedCall:
+def timed_call(runner: Runner, inputs: tuple[Any, ...], rehearses: bool = False) -> TimedCall:
     """Return a runner's call to be timed. Torch's thread count is the process's: it is set around each block."""
     run = runner.bind(*inputs)
     ready = getattr(runner, "ready", nullcontext)

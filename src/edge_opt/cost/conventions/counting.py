@@ -315,8 +315,9 @@ def reconcile(profile: ModelProfile, convention: str | ModelProfile) -> Reconcil
 
     Args:
         profile: The model and its inputs.
-        convention: The tool: fvcore, thop, ptflops, torch or rasp. Or the profile of a file that was exported from
-            the model: the difference is then what the exporter folded, stored or wrote in another way, in FLOPs.
+        convention: The tool: fvcore, thop, ptflops, torchinfo, torch or rasp. Or the profile of a file that was
+            exported from the model: the difference is then what the exporter folded, stored or wrote in another way,
+            in FLOPs.
 
     >>> import edge_opt as eo
     >>> from torch import nn

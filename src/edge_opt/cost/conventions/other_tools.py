@@ -1,4 +1,4 @@
-"""How other tools count: torch's FlopCounterMode and fvcore by operators, thop and ptflops by classes of modules.
+"""How other tools count: torch's FlopCounterMode and fvcore by operators; thop, ptflops and torchinfo by modules.
 
 thop is the maintained fork, ultralytics-thop.
 """
@@ -288,6 +288,33 @@ def thop_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
             counts = [(category_of(op, module), op.macs) for op in module.ops if op.name in _THOP_FUNCTIONS]
         for category, amount in counts or ():
             yield Entry(module.call.index, category, amount)
+
+
+# Their projections are modules, so torchinfo sees no leaf; they are not called as modules, so a trace sees no child.
+_USES_CHILDREN = ("MultiheadAttention", "ShiftedWindowAttention", "ShiftedWindowAttentionV2")
+
+
+@convention("torchinfo", unit="macs", by_module=True)
+def torchinfo_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
+    """Count as torchinfo's "mult-adds": parameters of each leaf module times its outputs, so biases and norms too.
+
+    A linear layer counts once per sample, however many rows it has. Work without parameters counts nothing, as in
+    attention. A weight that two modules share counts with the first.
+    """
+    params: dict[str, int] = {}  # by path: the first call of a module holds them
+    for module in modules:
+        call = module.call
+        count = params.setdefault(call.path, call.params)
+        is_leaf = call.is_leaf and call.kind not in _USES_CHILDREN
+        if not (is_leaf and count and call.output_shapes and module.ops):
+            continue
+        shape, op = call.output_shapes[0], next((op for op in module.ops if op.macs), module.ops[0])
+        is_recurrent = op.name in RECURRENT_OPS
+        sizes = (*shape[:1], *shape[2:]) if "Conv" in call.kind else shape[:2] if is_recurrent else shape[:1]
+        bias = op.argument("bias").elements if op.has("bias") else 0
+        for category, amount in ((category_of(op, module), count - bias), (Category.BIAS, bias)):
+            if amount:
+                yield Entry(call.index, category, amount * prod(sizes))
 
 
 def _linear(module: CountedModule) -> _Counts:

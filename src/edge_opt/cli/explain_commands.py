@@ -1,0 +1,116 @@
+"""edge-opt explain and reconcile: why two models differ in time, and two tools in their counts."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from edge_opt.cli import arguments as shared
+from edge_opt.cli.arguments import is_profile, loaded_call, random_batches, read_profile
+from edge_opt.cli.shell import print_record, print_status
+from edge_opt.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from edge_opt.explanation.explain_models import ModelToRun
+    from edge_opt.records.compression import Explanation
+
+_VARIANT = re.compile(r"(?P<model>.+)@(?P<precision>fp32|fp16|bf16|int8|int4)(?::(?P<runtime>[\w-]+))?")
+
+
+def explain(
+    models: Annotated[
+        list[str],
+        Argument(
+            metavar="A B",
+            help="Models, conversions of them (net.py:Net@int8, net.py:Net@fp32:openvino), .onnx, .tflite or .pte "
+            "files, rows of a sweep (RUN#CANDIDATE), or saved profiles (.json).",
+        ),
+    ],
+    inputs: shared.Inputs = None,
+    batch: shared.Batch = None,
+    min_time: shared.MinTime = 0.5,
+    threads: Annotated[int, Option(metavar="N", help="Threads to measure with.")] = 1,
+) -> None:
+    """Show why B is faster than A or is not: both run here, interleaved, and the kernels responsible are named.
+
+    \b
+    edge-opt explain net.py:Net@fp32 net.py:Net@int8 -i 1x3x32x32
+    edge-opt explain model.fp32.onnx model.int8.onnx
+    edge-opt explain 'runs/mnist#prune 0 fp32 onnxruntime' runs/mnist#best
+    """
+    if len(models) != 2:
+        raise InvalidInput(f"{len(models)} models given; name two: edge-opt explain A B")
+    print_record(explained((models[0], models[1]), inputs, batch, min_time, threads), "explanation")
+
+
+def explained(
+    models: tuple[str, str], inputs: list[str] | None, batch: int | None, min_time: float, threads: int
+) -> Explanation:
+    """Return why the second model is faster than the first, or is not."""
+    import edge_opt as eo
+    from edge_opt.explanation.explain_models import explain_models
+
+    if any(map(is_profile, models)):
+        if not all(map(is_profile, models)):
+            raise InvalidInput("a saved profile is explained with another saved profile; give two .json files")
+        return eo.explain(*(read_profile(model, False) for model in models))
+    with ExitStack() as stack:
+        before, after = (_side(model, inputs, batch, stack) for model in models)
+        return explain_models(before, after, min_time_s=min_time, threads=threads)
+
+
+def _side(reference: str, inputs: list[str] | None, batch: int | None, stack: ExitStack) -> ModelToRun:
+    """Return the model that a reference names, with the values that it is called with."""
+    from edge_opt.explanation.explain_models import ModelToRun
+
+    runtime = precision = None
+    variant = _VARIANT.fullmatch(reference)
+    if "#" in reference and not Path(reference.partition(":")[0]).exists():
+        reference, runtime = _row_file(reference)
+    elif variant is not None:
+        reference, precision, runtime = variant.group("model", "precision", "runtime")
+        noise = "; calibrated on noise: its time is real, its accuracy is not" if precision == "int8" else ""
+        print_status(f"converting {reference} to {precision}{noise}")
+    path = Path(reference) if Path(reference).is_file() else None
+    call = stack.enter_context(loaded_call(reference, inputs, batch))
+    [tensors] = random_batches(call.inputs or [], call.kwargs, 1)
+    return ModelToRun(call.model, call.inputs, tensors, call.kwargs, path, precision, runtime)
+
+
+def _row_file(reference: str) -> tuple[str, str]:
+    """Return the file of a row of a sweep, and its runtime."""
+    from edge_opt.model_comparison import find_trial
+    from edge_opt.report.sweep_files import load_sweep
+    from edge_opt.runtimes.registry import find_runtime
+    from edge_opt.search.sweep import candidate_folder
+
+    run, _, name = reference.rpartition("#")
+    candidate = find_trial(load_sweep(run), name).candidate
+    root, runtime = Path(run), find_runtime(candidate.runtime)
+    folder = candidate_folder(root if root.is_dir() else root.parent, candidate)
+    files = [] if runtime.runs_modules else sorted(folder.glob(f"*.{runtime.suffix}"))
+    if not files:
+        why = "torch keeps no file of it" if runtime.runs_modules else f"{folder} has no .{runtime.suffix} file"
+        raise InvalidInput(f"the row {candidate.label!r} cannot be run again: {why}; name a row of another runtime")
+    return str(files[0]), runtime.name
+
+
+def reconcile(
+    model: shared.ModelArgument,
+    tool: Annotated[str, Option("--with", metavar="TOOL", help="fvcore, thop, ptflops, torchinfo, torch or rasp.")],
+    inputs: shared.Inputs = None,
+    batch: shared.Batch = None,
+) -> None:
+    """Show by which causes another tool's count differs from ours; the tool itself is not needed.
+
+    \b
+    edge-opt reconcile torchvision:resnet50 -i 1x3x224x224 --with thop
+    edge-opt reconcile net.py:Net -i 1x3x32x32 --with torchinfo --json
+    """
+    import edge_opt as eo
+
+    print_record(eo.reconcile(read_profile(model, False, inputs, batch), tool), "reconciliation")
