@@ -41,6 +41,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     started.close()
 
 
+@pytest.fixture(scope="session")
+def edge_opt_command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """What a shell runs for `edge-opt`: real processes, forked from one that has torch loaded."""
+    from forked_commands import started
+
+    with started(tmp_path_factory.mktemp("commands")) as command:
+        yield command
+
+
 @pytest.fixture(scope="module")
 def one_fork_server() -> Iterator[None]:
     """Sweeps of this module fork from one and the same process: to start one takes seconds."""
@@ -75,6 +84,10 @@ def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
 
+
+# Each of the many processes that tests start would compile edge_opt and its packages anew, about a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Some virtual machines announce AMX and refuse it, which ends a process that multiplies in bfloat16. oneDNN reads this
 # before its first kernel, here and in processes that tests start.

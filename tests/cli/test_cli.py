@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -116,8 +117,9 @@ def test_results_go_to_stdout_and_talk_to_stderr(folder: Path) -> None:
     assert (folder / "out" / "profile.csv").is_file()
 
 
-def test_a_mistake_is_one_sentence_and_exit_code_2(folder: Path) -> None:
-    result = run("profile", "net.py:Nat", "-i", "2x4", cwd=folder)
+def test_a_mistake_is_one_sentence_and_exit_code_2(folder: Path, edge_opt_command: str) -> None:
+    command = [*shlex.split(edge_opt_command), "profile", "net.py:Nat", "-i", "2x4"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.splitlines()[1:] == ["error: 'net.py' has no 'Nat'; closest: Net"]
@@ -146,17 +148,9 @@ def test_wrong_use_is_exit_code_2() -> None:
         assert CliRunner().invoke(app, arguments).exit_code == 2, arguments
 
 
-def test_a_reader_that_leaves_early_gets_no_traceback(folder: Path) -> None:
-    command = f"{sys.executable} -m edge_opt.cli profile net.py:Net -i 2x4 --json | head -1"
-    result = subprocess.run(
-        command,
-        shell=True,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": SOURCE},
-        check=False,
-    )
+def test_a_reader_that_leaves_early_gets_no_traceback(folder: Path, edge_opt_command: str) -> None:
+    command = f"{edge_opt_command} profile net.py:Net -i 2x4 --json | head -1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=folder, check=False)
     assert result.stdout == "{\n"
     assert "Traceback" not in result.stderr
 

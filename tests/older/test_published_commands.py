@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -154,8 +155,13 @@ def test_several_seeds_as_documented(tmp_path: Path) -> None:
     assert not (tmp_path / "outputs").exists()
 
 
-def test_hardware_tables_as_documented(tmp_path: Path) -> None:
-    found = run(tmp_path, "scripts/generate_hardware_tables.py", "--output-dir", "tables")
+def run_quickly(command: str, folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    words = [*shlex.split(command), str(ROOT / script), *arguments]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_hardware_tables_as_documented(tmp_path: Path, edge_opt_command: str) -> None:
+    found = run_quickly(edge_opt_command, tmp_path, "scripts/generate_hardware_tables.py", "--output-dir", "tables")
     assert found.returncode == 0, found.stderr
     names = {path.name for path in (tmp_path / "tables").iterdir()}
     assert names >= {"layerwise_breakdown.csv", "precision_tradeoffs.csv", "hardware_summary.csv"}
@@ -166,8 +172,8 @@ def test_hardware_tables_as_documented(tmp_path: Path) -> None:
     assert set(published.HARDWARE) <= set(table(tmp_path / "tables" / "hardware_summary.csv")[0])
 
 
-def test_the_template_is_printed_and_reads_back(tmp_path: Path) -> None:
-    found = run(tmp_path, "scripts/run_pipeline.py", "--config-template")
+def test_the_template_is_printed_and_reads_back(tmp_path: Path, edge_opt_command: str) -> None:
+    found = run_quickly(edge_opt_command, tmp_path, "scripts/run_pipeline.py", "--config-template")
     assert (found.returncode, found.stdout) == (0, template())
     assert yaml.safe_load(found.stdout)["output_dir"] == "outputs"
     assert not list(tmp_path.iterdir())
@@ -191,11 +197,11 @@ def test_without_a_number_validation_is_as_large_as_the_test_part() -> None:
 
 
 @pytest.mark.parametrize("model", ["nowhere.py:net", "wrong.py:net"])
-def test_a_refused_model_leaves_nothing(tmp_path: Path, model: str) -> None:
+def test_a_refused_model_leaves_nothing(tmp_path: Path, model: str, edge_opt_command: str) -> None:
     (tmp_path / "wrong.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(3, 10)\n")
     before = sorted(tmp_path.iterdir())
     (tmp_path / "run.yaml").write_text(f"dataset: digits\nmodel: {model}\noutput_dir: out\n", encoding="utf-8")
-    found = run(tmp_path, "scripts/run_pipeline.py", "--config", "run.yaml")
+    found = run_quickly(edge_opt_command, tmp_path, "scripts/run_pipeline.py", "--config", "run.yaml")
     assert found.returncode == 2
     assert "Traceback" not in found.stderr
     left = {path.name for path in tmp_path.iterdir()} - {path.name for path in before} - {"run.yaml", "__pycache__"}

@@ -54,6 +54,7 @@ def test_examples_in_docstrings(name: str) -> None:
     assert doctest.testmod(import_module(name), optionflags=samples.LENIENT).failed == 0
 
 
+@pytest.mark.usefixtures("one_fork_server")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_in_the_pages(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page are one session, in order."""

@@ -25,12 +25,11 @@ def action_steps() -> list[dict[str, str]]:
     return steps
 
 
-def run_action(folder: Path, python: Path | str = sys.executable, **values: str) -> subprocess.CompletedProcess[str]:
+def run_action(folder: Path, command: str, **values: str) -> subprocess.CompletedProcess[str]:
     """Run the script of the action; a function `gh` keeps what the service would get."""
     script = next(step["run"] for step in action_steps() if step["name"] == "Check")
     (folder / "net.py").write_text("from torch import nn\n\ndef Net():\n    return nn.Linear(8, 4)\n", encoding="utf-8")
-    entry = f"{shlex.quote(str(python))} -m edge_opt.cli"
-    functions = f'edge-opt() {{ {entry} "$@"; }}\ngh() {{ cp "$5" comment.md; echo "$@" >> gh.log; }}\n'
+    functions = f'edge-opt() {{ {command} "$@"; }}\ngh() {{ cp "$5" comment.md; echo "$@" >> gh.log; }}\n'
     given = {"MODEL": "net.py:Net", "SHAPES": "1x8", "BUDGETS": "", "BASELINE": "", "INCREASES": "", "COMMENT": "true",
              "TRUST": "false", "PULL_REQUEST": "7", "GITHUB_STEP_SUMMARY": str(folder / "summary.md")}  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **given, **values}
@@ -40,22 +39,22 @@ def run_action(folder: Path, python: Path | str = sys.executable, **values: str)
     )  # fmt: skip
 
 
-def test_the_action_comments_and_passes_within_budget(tmp_path: Path) -> None:
-    done = run_action(tmp_path, BUDGETS="macs <= 32\nparams <= 36\n")
+def test_the_action_comments_and_passes_within_budget(tmp_path: Path, edge_opt_command: str) -> None:
+    done = run_action(tmp_path, edge_opt_command, BUDGETS="macs <= 32\nparams <= 36\n")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "gh.log").read_text().startswith("pr comment 7 --body-file")
     assert (tmp_path / "comment.md").read_text() == (tmp_path / "summary.md").read_text()
 
 
-def test_the_action_fails_over_budget_and_still_comments(tmp_path: Path) -> None:
-    done = run_action(tmp_path, BUDGETS="macs <= 31")
+def test_the_action_fails_over_budget_and_still_comments(tmp_path: Path, edge_opt_command: str) -> None:
+    done = run_action(tmp_path, edge_opt_command, BUDGETS="macs <= 31")
     assert done.returncode == 1, done.stderr
     assert "macs" in (tmp_path / "comment.md").read_text()
 
 
-def test_the_action_compares_with_a_baseline_and_fails_over_its_limit(tmp_path: Path) -> None:
+def test_the_action_compares_with_a_baseline_and_fails_over_its_limit(tmp_path: Path, edge_opt_command: str) -> None:
     eo.profile(nn.Linear(8, 2), (1, 8)).save(tmp_path / "old.json")
-    done = run_action(tmp_path, BASELINE="old.json", INCREASES="macs=5%\nparams=200%\n")
+    done = run_action(tmp_path, edge_opt_command, BASELINE="old.json", INCREASES="macs=5%\nparams=200%\n")
     assert done.returncode == 1, done.stderr
     comment = (tmp_path / "comment.md").read_text()
     assert "+100.0%" in comment  # 8 x 4 products instead of 8 x 2
@@ -63,11 +62,11 @@ def test_the_action_compares_with_a_baseline_and_fails_over_its_limit(tmp_path: 
     assert comment.count("\n| ---") + comment.count("\n|---") >= 2, comment
 
 
-def test_the_action_opens_an_exported_program_only_with_trust(tmp_path: Path) -> None:
+def test_the_action_opens_an_exported_program_only_with_trust(tmp_path: Path, edge_opt_command: str) -> None:
     torch.export.save(torch.export.export(nn.Linear(8, 4).eval(), (torch.zeros(1, 8),)), tmp_path / "net.pt2")
-    refused = run_action(tmp_path, MODEL="net.pt2", BUDGETS="macs <= 32")
+    refused = run_action(tmp_path, edge_opt_command, MODEL="net.pt2", BUDGETS="macs <= 32")
     assert refused.returncode == 2 and "can execute code from the file" in refused.stderr
-    done = run_action(tmp_path, MODEL="net.pt2", BUDGETS="macs <= 32", TRUST="true")
+    done = run_action(tmp_path, edge_opt_command, MODEL="net.pt2", BUDGETS="macs <= 32", TRUST="true")
     assert done.returncode == 0, done.stderr
 
 
@@ -86,7 +85,7 @@ def test_a_runner_installs_the_action_from_its_own_files_and_names_the_model(tmp
         cwd=tmp_path, env={**environment, "PACKAGE": "", "ACTION_PATH": str(ROOT)}, check=True,
     )  # fmt: skip
     assert (site_packages / "edge_opt" / "cli").is_dir()
-    done = run_action(tmp_path, python=python, BUDGETS="macs <= 32", PYTHONPATH=environment["PYTHONPATH"])
+    done = run_action(tmp_path, f"{python} -m edge_opt.cli", BUDGETS="macs <= 32", PYTHONPATH=environment["PYTHONPATH"])
     assert done.returncode == 0, done.stderr
     assert " Net: within 1 budget" in (tmp_path / "summary.md").read_text()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 import edge_opt as eo
 from edge_opt.model import SmallCNN
+from forked_commands import started
 
 ROOT = Path(__file__).parents[2]
 NET = "edge_opt.model:SmallCNN"
@@ -76,11 +78,19 @@ def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(core: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    start = f"import sys; sys.path.insert(0, {str(core)!r}); from edge_opt.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-I", "-S", "-c", start, *arguments], capture_output=True, text=True, check=False, cwd=core
-    )
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def run(core: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Run a command of the core with no other packages; each is forked from one process that has torch loaded."""
+    support = str(Path(__file__).parents[1] / "support")
+    start = f"import sys; sys.path[:0] = ['', {str(core)!r}]; sys.path.append({support!r}); "
+    start += "from forked_commands import serve; serve(sys.argv[1])"
+    with started(tmp_path_factory.mktemp("commands"), "-I", "-S", "-c", start) as command:
+        yield lambda *arguments: subprocess.run(
+            [*shlex.split(command), *arguments], capture_output=True, text=True, check=False, cwd=core
+        )
 
 
 def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
@@ -92,15 +102,15 @@ def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_core_profiles(core: Path) -> None:
-    done = run(core, "profile", NET, "-i", "1x1x28x28")
+def test_the_core_profiles(run: Run) -> None:
+    done = run("profile", NET, "-i", "1x1x28x28")
     assert done.returncode == 0, done.stderr
     assert "1.03 M MACs" in done.stdout
 
 
 @pytest.mark.slow
-def test_the_core_predicts(core: Path) -> None:
-    done = run(core, "profile", NET, "-i", "1x1x28x28", "--target", "raspberry-pi-4")
+def test_the_core_predicts(run: Run) -> None:
+    done = run("profile", NET, "-i", "1x1x28x28", "--target", "raspberry-pi-4")
     assert done.returncode == 0, done.stderr
     assert "raspberry-pi-4" in done.stdout
 
@@ -121,11 +131,11 @@ def test_the_core_predicts(core: Path) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )  # fmt: skip
-def test_what_needs_an_extra_says_which(core: Path, arguments: list[str], cure: str) -> None:
+def test_what_needs_an_extra_says_which(core: Path, run: Run, arguments: list[str], cure: str) -> None:
     (core / "config.yaml").write_text("epochs: 1\n")
     (core / "loaders.py").write_text(LOADERS)
     eo.profile(SmallCNN(), (1, 1, 28, 28)).save(core / "profile.json")
-    done = run(core, *arguments)
+    done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     (said,) = done.stderr.splitlines()
     assert said.startswith("error: ") and cure in said

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
+import shlex
 import subprocess
-import sys
 import typing
 from pathlib import Path
 
@@ -240,18 +239,9 @@ def test_a_wrong_key_ends_a_run_with_one_sentence_and_exit_2() -> None:
 
 
 @pytest.mark.parametrize("script", ["run_pipeline.py", "multi_seed.py"])
-def test_the_scripts_call_the_command(script: str, tmp_path: Path) -> None:
-    words = [
-        sys.executable,
-        str(ROOT / "scripts" / script),
-        "--config",
-        str(tmp_path / "absent.yaml"),
-        "--workers",
-        "2",
-    ]
-    done = subprocess.run(
-        words, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    )
+def test_the_scripts_call_the_command(script: str, tmp_path: Path, edge_opt_command: str) -> None:
+    words = [str(ROOT / "scripts" / script), "--config", str(tmp_path / "absent.yaml"), "--workers", "2"]
+    done = subprocess.run([*shlex.split(edge_opt_command), *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {tmp_path}/absent.yaml cannot be read: No such file or directory")
 
