@@ -16,7 +16,7 @@ from edge_opt.model import SmallCNN
 from edge_opt.quantization.onnx_files import Tensors, sample_remarks
 from edge_opt.records.conversions import Agreement
 from edge_opt.runtimes.agreement import ReferenceModel, agreement, bound_of, first_violation
-from edge_opt.runtimes.model_call import LabeledBatches, ModelCall, model_call
+from edge_opt.runtimes.model_call import LabeledBatches, ModelCall, flat_call, model_call
 from edge_opt.runtimes.torch_runtime import TorchRunner
 
 SHAPE = (1, 1, 28, 28)
@@ -122,7 +122,7 @@ def test_a_large_batch_that_goes_wrong_is_found() -> None:
     found = compared_on(subject, TorchRunner(WrongBeyond(model), 1), [(torch.randn(8, 3, 12, 12),)], None)
     trouble = first_violation(found, 0.1)
     assert trouble is not None and trouble.entry is not None and trouble.entry.samples == 512
-    assert [entry.difference for entry in found.by_batch[:2]] == [0.0, 0.0]
+    assert [entry.difference for entry in found.by_batch[:2]] == pytest.approx([0.0, 0.0], abs=1e-5)
 
 
 def test_labels_behind_the_inputs_give_accuracy_before_and_after() -> None:
@@ -210,3 +210,27 @@ def test_labels_stay_with_their_samples_where_the_batch_of_a_file_is_fixed() -> 
     # one of six labels is another class
     assert done.agreement.accuracy_before == done.agreement.accuracy == pytest.approx(5 / 6)
     assert (done.agreement.batches, done.agreement.samples) == (6, 6)
+
+
+class Calls(nn.Module):
+    """Doubles samples, or adds up those before each, and counts samples of its calls."""
+
+    def __init__(self, adds_up: bool) -> None:
+        super().__init__()
+        self.adds_up, self.counts = adds_up, list[int]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.counts.append(len(x))
+        return x.cumsum(0) if self.adds_up else 2 * x
+
+
+@pytest.mark.parametrize(("adds_up", "calls"), [(False, 2), (True, 8)])
+def test_rows_of_a_batch_stand_for_samples_alone_unless_samples_depend_on_each_other(adds_up: bool, calls: int) -> None:
+    model = Calls(adds_up)
+    original = ReferenceModel(flat_call(model, (torch.rand(1, 4),), ("x",)))
+    batch = (torch.rand(8, 4),)
+    original.outputs(batch)
+    alone = [sample for sample in original.other_sizes([batch]) if len(sample[0]) == 1]
+    assert len(alone) == 8 and model.counts.count(1) == calls
+    for row, sample in enumerate(alone):
+        assert torch.equal(original.outputs(sample)[0], batch[0][row : row + 1] * (1 if adds_up else 2))

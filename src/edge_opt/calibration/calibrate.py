@@ -23,7 +23,6 @@ from edge_opt.calibration.calibration_file import host_file, save_calibration
 from edge_opt.calibration.operator_bench import (
     ReferenceMeasurement,
     Runnable,
-    best_seconds,
     closed,
     kept_heap,
     least_seconds,
@@ -37,7 +36,7 @@ from edge_opt.calibration.predict import GROUPS, OperatorTimes, describe
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.latency import busy_remark
-from edge_opt.measuring.machine import crash_of, read_environment, retain_freed_memory
+from edge_opt.measuring.machine import best_seconds, copy_bandwidth, crash_of, read_environment, retain_freed_memory
 from edge_opt.records.devices import Precision
 from edge_opt.records.predictions import (
     Calibration,
@@ -57,23 +56,7 @@ _SIDE, _WIDTH = 28, 128
 
 def bandwidths() -> tuple[MeasuredBandwidth, ...]:
     """Measure what a copy reaches, from working sets that fit the smallest cache to those that fit none."""
-    return tuple(map(_copied, _WORKING_SETS))
-
-
-def memory_bandwidth() -> float:
-    """Return the bytes per second that a copy moves here, from and to memory that no cache holds."""
-    return _copied(_WORKING_SETS[-1]).bytes_per_s
-
-
-def _copied(size: int) -> MeasuredBandwidth:
-    source, target = torch.ones(size // 8), torch.ones(size // 8)
-    inner = max(1, (1 << 20) // size)
-
-    def copy() -> None:
-        for _ in range(inner):
-            target.copy_(source)
-
-    return MeasuredBandwidth(size, size * inner / best_seconds(copy, 5))
+    return tuple(MeasuredBandwidth(size, copy_bandwidth(size)) for size in _WORKING_SETS)
 
 
 def fresh_outputs() -> tuple[FreshOutput, ...]:

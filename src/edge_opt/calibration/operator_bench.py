@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,7 +20,7 @@ from edge_opt.calibration.operator_draws import DrawnOperator, SignatureRecorder
 from edge_opt.calibration.reference_networks import Reference
 from edge_opt.cost.rules import price
 from edge_opt.errors import MeasurementFailed
-from edge_opt.measuring.machine import retain_freed_memory
+from edge_opt.measuring.machine import best_seconds, retain_freed_memory
 from edge_opt.records.costs import OpCost, OpSignature, Trace
 from edge_opt.records.predictions import OperatorSample, ReferenceRun
 from edge_opt.trace import trace
@@ -149,17 +149,6 @@ def least_seconds(runnables: Sequence[Runnable], rehearsals: Sequence[Runnable |
                 least_ns[number] = min(least_ns[number], clock() - start)
                 del result
     return [nanoseconds / 1e9 for nanoseconds in least_ns]
-
-
-def best_seconds(run: Callable[[], object], count: int) -> float:
-    """Return the least seconds of a call, after one that does not count."""
-    run()
-    best = float("inf")
-    for _ in range(count):
-        start = time.perf_counter_ns()
-        run()
-        best = min(best, (time.perf_counter_ns() - start) / 1e9)
-    return best
 
 
 @contextmanager

@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from edge_opt._support.unchanged import preserve_rng
-from edge_opt.errors import InvalidInput
 from edge_opt.measuring.latency import interleaved
 from edge_opt.measuring.machine import Device
 from edge_opt.measuring.statistics import Floats, resamples
 from edge_opt.records.costs import LayerCost, ModuleCall, OpCost
 from edge_opt.records.measurements import Interval, Latency, LayerLatencies, LayerLatency, LayerStep, MeasuredStep
-from edge_opt.trace.inputs import flat_tensors
+from edge_opt.trace.inputs import summed, with_gradient
 from edge_opt.trace.module_calls import module_paths
 
 Now = Callable[[], int]
@@ -318,24 +317,6 @@ _sequence_number = torch._C._autograd._get_sequence_nr
 _OUTSIDE = -1
 
 
-def summed(result: Any) -> torch.Tensor:
-    """Return the loss where none is given: `loss` of the output if it has one, else the sum of its floating tensors."""
-    own = getattr(result, "loss", None)
-    if isinstance(own, torch.Tensor):
-        return own
-    tensors = _with_gradient(result)
-    if not tensors:
-        raise InvalidInput("the output has no floating tensor to sum; pass loss=, a function of the output")
-    total = tensors[0].sum()
-    for tensor in tensors[1:]:
-        total = total + tensor.sum()
-    return total
-
-
-def _with_gradient(result: Any) -> list[torch.Tensor]:
-    return [tensor for tensor in flat_tensors(result) if tensor.requires_grad and tensor.is_floating_point()]
-
-
 def measured_step(
     model: nn.Module, call: Callable[[], Any], min_time_s: float, max_time_s: float | None, target_precision: float
 ) -> MeasuredStep | None:
@@ -353,7 +334,7 @@ def measured_step(
 
     try:
         with torch.enable_grad(), preserve_rng():
-            if not _with_gradient(call()):
+            if not with_gradient(call()):
                 return None
             latency = interleaved(
                 {"plain": plain, "recorded": recorder.run},

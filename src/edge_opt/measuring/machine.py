@@ -10,6 +10,7 @@ import platform
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,6 +131,31 @@ def memory_bytes() -> int:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     limits = (_text(f"sys/fs/cgroup/{name}").strip() for name in ("memory.max", "memory/memory.limit_in_bytes"))
     return min([total, *(int(limit) for limit in limits if limit.isdecimal())])
+
+
+def best_seconds(run: Callable[[], object], count: int) -> float:
+    """Return the least seconds of a call, after one that does not count."""
+    run()
+    best = float("inf")
+    for _ in range(count):
+        start = time.perf_counter_ns()
+        run()
+        best = min(best, (time.perf_counter_ns() - start) / 1e9)
+    return best
+
+
+def copy_bandwidth(size: int = 1 << 27) -> float:
+    """Return the bytes per second that a copy reads and writes; the default size fits no cache."""
+    import torch
+
+    source, target = torch.ones(size // 8), torch.ones(size // 8)
+    inner = max(1, (1 << 20) // size)
+
+    def copy() -> None:
+        for _ in range(inner):
+            target.copy_(source)
+
+    return size * inner / best_seconds(copy, 5)
 
 
 def governor() -> str | None:

@@ -17,11 +17,10 @@ from edge_opt._support.extras import installed
 from edge_opt.boards.estimate import predictions
 from edge_opt.boards.targets import resolve_target
 from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
-from edge_opt.calibration.calibrate import memory_bandwidth
 from edge_opt.data import Splits
 from edge_opt.errors import InvalidInput
 from edge_opt.hardware import summarize_hardware
-from edge_opt.measuring.machine import read_environment
+from edge_opt.measuring.machine import copy_bandwidth, read_environment
 from edge_opt.metrics import Metrics
 from edge_opt.records.devices import SCRATCH_IS_APART
 from edge_opt.records.profiles import ModelProfile
@@ -108,7 +107,7 @@ def hardware_summary(layerwise: pd.DataFrame, config: RunConfig, result: SweepRe
         return {}
     with torch_threads(config.used_threads), measurement_lock():
         # The memory bandwidth of this machine says nothing about a board.
-        machine_gbps = None if metrics.machine else memory_bandwidth() / 1e9
+        machine_gbps = None if metrics.machine else copy_bandwidth() / 1e9
     return summarize_hardware(
         layerwise, metrics.latency_s * 1e3, config.memory_bandwidth_gbps, config.peak_compute_gmacs, machine_gbps
     )

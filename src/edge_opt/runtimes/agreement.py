@@ -42,6 +42,8 @@ _LARGE_BATCH = 512
 # The mean of one sample's outputs says little: calls of fewer samples than this are judged together.
 _SMALL_BATCH = 16
 _LARGE_FLOPS = 3e10
+# Outputs of float kernels for other batch sizes differ by less than this share.
+_ROUNDING = 1e-4
 # Answers of the original are kept for the next file up to this size.
 _KEPT_BYTES = 1 << 24
 
@@ -141,11 +143,27 @@ class ReferenceModel:
             affordable = self.affordable(batches)
             if 1 not in counts:
                 sizes += singles(batches, min(_SMALL_BATCH, max(1, affordable or 1)))
+                self._take_rows(first, sizes)
             target = min(_LARGE_BATCH, affordable or 0)
             if target > max(counts):
                 sizes.append(sized(batches, target))
         self._other_sizes[key] = [batch for batch in sizes if self.takes(batch)]
         return self._other_sizes[key]
+
+    def _take_rows(self, batch: Tensors, alone: Sequence[Tensors]) -> None:
+        """Keep rows of a batch's outputs as outputs of its samples alone, where first and last sample have the same.
+
+        Samples of few models depend on each other, and one call for each takes longer than the batch.
+        """
+        _, outputs = self._known.get(id(batch), (batch, ()))
+        is_split = outputs and 2 < len(alone) <= _count(outputs) == _count(batch)
+        if not is_split or not (self.takes(alone[0]) and self.takes(alone[-1])):
+            return
+        rows = [_samples(outputs, [row]) for row in range(len(alone))]
+        pairs = [pair for row in (0, -1) for pair in zip(self.outputs(alone[row]), rows[row], strict=True)]
+        if all(one.shape == row.shape and difference_share(one, row) < _ROUNDING for one, row in pairs):
+            inner = zip(alone[1:-1], rows[1:-1], strict=True)
+            self._known |= {id(sample): (sample, row) for sample, row in inner}
 
 
 def agreement(original: ReferenceModel, runner: Runner, batches: LabeledBatches, fixed_batch: int | None) -> Agreement:

@@ -213,12 +213,19 @@ def _by_torch_export(
 def _share_translations() -> None:
     """Let the exports of this process share the table of translations, which each would build in half a second.
 
-    The function is private to torch and onnxscript, takes no arguments, and returns a list that exports only read.
-    Where a version has no such function, exports do what they always do.
+    Nearly all of that is parsing the source of 500 functions for their domain, which is that of their opset. The names
+    are private to torch and onnxscript; the table is a list that exports only read. Where a version has other names,
+    exports do what they always do.
     """
     with suppress(ImportError, AttributeError):
         library = importlib.import_module("torch.onnx._internal.exporter._registration").onnxscript_apis
-        library.get_torchlib_ops = cache(library.get_torchlib_ops)
+        function = importlib.import_module("onnxscript._internal.values").TracedOnnxFunction
+        parsed, function.function_ir = function.function_ir, function.opset
+        try:
+            table = library.get_torchlib_ops()
+        finally:
+            function.function_ir = parsed
+        library.get_torchlib_ops = lambda: table
 
 
 def start_exporter() -> None:

@@ -257,6 +257,25 @@ def flat_tensors(answer: Any) -> list[torch.Tensor]:
     return [leaf for leaf in flat_leaves(answer) if isinstance(leaf, torch.Tensor)]
 
 
+def summed(result: Any) -> torch.Tensor:
+    """Return the loss where none is given: `loss` of the output if it has one, else the sum of its floating tensors."""
+    own = getattr(result, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own
+    tensors = with_gradient(result)
+    if not tensors:
+        raise InvalidInput("the output has no floating tensor to sum; pass loss=, a function of the output")
+    total = tensors[0].sum()
+    for tensor in tensors[1:]:
+        total = total + tensor.sum()
+    return total
+
+
+def with_gradient(result: Any) -> list[torch.Tensor]:
+    """Return the floating tensors of an output that a loss can be made of."""
+    return [tensor for tensor in flat_tensors(result) if tensor.requires_grad and tensor.is_floating_point()]
+
+
 def flat_leaves(answer: Any) -> list[Any]:
     """Return everything in an answer that has no parts, in order."""
     leaves: list[Any] = []

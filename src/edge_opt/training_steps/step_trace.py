@@ -20,10 +20,9 @@ from torch.utils.checkpoint import _StopRecomputationError, checkpoint
 
 from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
-from edge_opt.measuring.layers import summed
 from edge_opt.records.costs import ModuleCall, OpSignature, Role, StorageInfo
 from edge_opt.trace.escapes import ValueReads, forget_frames, release_trace_tensors
-from edge_opt.trace.inputs import CallArguments, InputSpec, map_arguments, meta_tensor, real_tensor
+from edge_opt.trace.inputs import CallArguments, InputSpec, map_arguments, meta_tensor, real_tensor, summed
 from edge_opt.trace.lifetimes import Lifetimes, nbytes_of, storage_of
 from edge_opt.trace.module_calls import Frame, ModuleStack, module_paths, owned_parameters
 from edge_opt.trace.operators import Behavior, facts_of
