@@ -68,8 +68,14 @@ _LONGEST_LINE = 500
 
 
 def message_of(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if it has no message."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Return the first line of an error's message, or its type if it has no message.
+
+    TorchScript has the message behind a traceback, and loses it while operators are recorded.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    line = lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
+    if line == "RuntimeError:":
+        line = "TorchScript does not say why; check the shapes; use the module before torch.jit.optimize_for_inference"
     # torch lists a million sizes where a file asks for them.
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import resource
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.errors import InvalidInput, TraceFailed
+from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 
 
 class Looks(nn.Module):
@@ -68,6 +69,17 @@ def test_script_modules_are_traced_inside() -> None:
         assert profile.trace.used_real_tensors
     mixed = nn.Sequential(torch.jit.script(nn.Linear(4, 8)), nn.Linear(8, 2))
     assert eo.profile(mixed, (3, 4)).totals.macs == 3 * (32 + 16)
+
+
+def test_torchscript_that_refuses_a_call_is_answered_with_what_to_use() -> None:
+    with pytest.raises(TraceFailed, match="does not say why; check the shapes"):
+        eo.profile(torch.jit.script(nn.Linear(4, 8)), (3, 5))
+    # Its weights are in a layout for the kernels of one CPU, which no other code can read.
+    body = torch.jit.script(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval())
+    optimized = nn.Sequential(torch.jit.optimize_for_inference(body), nn.ReLU())
+    for function in (eo.profile, partial(eo.prune, ratio=0.5), partial(eo.convert, precision="fp32")):
+        with pytest.raises(EdgeOptError, match=r"before torch\.jit\.optimize_for_inference"):
+            function(optimized, (1, 3, 8, 8))
 
 
 def test_values_of_small_tensors_made_in_forward_are_known_without_a_real_run() -> None:
