@@ -16,6 +16,7 @@ _HOMES = {
     "boards.capacity": ("peak_memory",),
     "boards.catalog": ("device", "devices"),
     "boards.estimate": ("estimate",),
+    "boards.mcu_memory": ("mcu_memory",),
     "boards.platforms": ("fit_platform", "platforms"),
     "boards.ratios": ("latency_ratio",),
     "boards.roofline": ("roofline",),
@@ -59,6 +60,7 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.boards.catalog import device as device
     from edge_opt.boards.catalog import devices as devices
     from edge_opt.boards.estimate import estimate as estimate
+    from edge_opt.boards.mcu_memory import mcu_memory as mcu_memory
     from edge_opt.boards.platforms import fit_platform as fit_platform
     from edge_opt.boards.platforms import platforms as platforms
     from edge_opt.boards.ratios import latency_ratio as latency_ratio

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import edge_opt as eo
-from edge_opt.errors import InvalidInput, TraceFailed
+from edge_opt.errors import InvalidInput, TraceFailed, UnreadableModel
 from edge_opt.loading import load_model
 from edge_opt.measuring.runtime_profile import map_runtime_profile, read_runtime_profile
 from edge_opt.model_files.file_model import load_tflite
-from tflite_graphs import Graph, Op, conv, write
+from tflite_graphs import Graph, Op, Scaled, conv, write
 
 RELU = 1
 
@@ -201,3 +201,17 @@ def test_a_resize_of_integers_stays_at_their_width(tmp_path: Path, kind: str, op
     assert integers.peak.live_bytes == 8 * 8 * 2
     assert integers.totals.flops == floats.totals.flops
     assert (integers.totals.flops > 0) == (kind == "RESIZE_BILINEAR")
+
+
+def test_softmax_may_widen_int8_to_int16(tmp_path: Path) -> None:
+    tensors = {"x": Scaled((1, 4), "int8", 0.1, 0), "y": Scaled((1, 4), "int16", 1 / 32768, 0)}
+    path = write(tmp_path / "wide.tflite", Graph([Op("SOFTMAX", "x", "y", "SoftmaxOptions", {"beta": 1.0})],
+                                                 tensors, "x", "y"))  # fmt: skip
+    assert eo.profile(path).trace.modules[0].output_shapes == ((1, 4),)
+
+
+def test_a_file_whose_input_is_text_is_refused(tmp_path: Path) -> None:
+    tensors = {"x": ((4,), "string"), "i": ((2,), "int32"), "y": ((2,), "string")}
+    path = write(tmp_path / "text.tflite", Graph([Op("GATHER", "x i", "y", "GatherOptions")], tensors, "x i", "y"))
+    with pytest.raises(UnreadableModel, match="text"):
+        eo.profile(path)

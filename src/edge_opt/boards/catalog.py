@@ -16,7 +16,18 @@ from edge_opt._support.checks import is_number
 from edge_opt._support.files import config_folder
 from edge_opt._support.json import loads, read_document
 from edge_opt.errors import InvalidDevice, UnknownDevice
-from edge_opt.records.devices import Bandwidth, DeviceSpec, Engine, Figure, FigureKind, KnownLatency, Peak, Power
+from edge_opt.records.devices import (
+    Bandwidth,
+    DeviceSpec,
+    Engine,
+    Figure,
+    FigureKind,
+    KnownLatency,
+    Microcontroller,
+    Peak,
+    Power,
+    RamBank,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,9 +45,10 @@ POWER_STATES = ("idle", "load", "tdp", "lowest_mode", "highest_mode")
 _KEYS = (
     "name", "title", "engine", "aliases", "note", "cores", "fast_cores", "fast_share", "clock_hz", "ram_bytes",
     "flash_bytes", "overhead_s", "bandwidth_bytes_per_s", "measured_bandwidth_bytes_per_s", "peak_ops_per_s", "power_w",
-    "latency_s",
+    "latency_s", "microcontroller",
 )  # fmt: skip
 _SINGLE_FIGURES = ("cores", "fast_cores", "fast_share", "clock_hz", "flash_bytes", "overhead_s")
+_CONTROLLER_KEYS = ("core", "source", "extension", "executes_in_place", "ram_banks", "external_ram_bytes")
 _FIGURE_KEYS = ("value", "source", "kind", "low", "high")
 _EXAMPLE = '{ value = 9.6e9, source = "data sheet, table 3", kind = "vendor" }'
 SUFFIXES = (".toml", ".json")
@@ -101,6 +113,28 @@ def _spec(data: Mapping[str, Any], origin: str) -> DeviceSpec:
         latencies=tuple(KnownLatency(model, figure) for model, figure in _figures(data, "latency_s", None)),
         note=_text(data, "note") or "",
         origin=origin,
+        microcontroller=_microcontroller(data) if "microcontroller" in data else None,
+    )
+
+
+def _microcontroller(data: Mapping[str, Any]) -> Microcontroller:
+    key = "microcontroller"
+    table = _table(data, key)
+    _check_keys(table, _CONTROLLER_KEYS, key)
+    core, source = _text(table, "core"), _text(table, "source")
+    if core is None or source is None:
+        raise _Fault(f'{key} needs a core and its source, such as core = "cortex-m4", source = "data sheet"')
+    executes = table.get("executes_in_place", True)
+    if not isinstance(executes, bool):
+        raise _Fault(f"{key}.executes_in_place is {executes!r}; write true or false")
+    external = table.get("external_ram_bytes")
+    return Microcontroller(
+        core=core,
+        source=source,
+        extension=_text(table, "extension") or "",
+        executes_in_place=executes,
+        ram_banks=tuple(RamBank(name, figure) for name, figure in _figures(table, "ram_banks", None, key)),
+        external_ram_bytes=None if external is None else _figure(external, f"{key}.external_ram_bytes"),
     )
 
 

@@ -305,11 +305,13 @@ def define(schema: str, function: Callable[..., Any]) -> TensorFunction:
     return cast("TensorFunction", getattr(torch.ops.onnx_file, name))
 
 
-byte_softmax_op = define("byte_softmax(Tensor x) -> Tensor", lambda x: torch.empty_like(x))
+byte_softmax_op = define(
+    "byte_softmax(Tensor x, ScalarType? dtype=None) -> Tensor", lambda x, dtype=None: torch.empty_like(x, dtype=dtype)
+)
 
 
 # As many steps as of floats: maximum, subtract, a table of exponents, sum, divide.
-cost_rule("onnx_file::byte_softmax", kind="softmax")(lambda out, x: Work(other_ops=SOFTMAX_OPS * out.elements))
+cost_rule("onnx_file::byte_softmax", kind="softmax")(lambda out, x, *_: Work(other_ops=SOFTMAX_OPS * out.elements))
 recurrent_op = define(
     "recurrent(Tensor x, Tensor?[] weights, str cell, int[] shape) -> Tensor",
     lambda x, weights, cell, shape: torch.empty(shape, dtype=x.dtype, device="meta"),

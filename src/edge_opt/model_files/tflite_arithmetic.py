@@ -279,7 +279,7 @@ def prelu(call: NodeCall) -> torch.Tensor:
 def softmax(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     if not x.is_floating_point():
-        return byte_softmax_op(x)
+        return byte_softmax_op(x, result_dtype(call))  # int16 of int8 in keyword models of TFLM
     return F.softmax(x, -1) if call.node.op == "SOFTMAX" else F.log_softmax(x, -1)
 
 

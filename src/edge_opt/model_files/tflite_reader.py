@@ -189,6 +189,11 @@ class Table:
         self._file.count(len(numbers) + 1)
         return tuple(numbers.tolist())
 
+    def length(self, number: int) -> int:
+        """Return how many entries a vector has; 0 where it is absent."""
+        target = self._target(number)
+        return 0 if target is None else int(self._file.number("<I", target))
+
     def table(self, number: int) -> Table | None:
         target = self._target(number)
         return None if target is None else Table(self._file, target)
@@ -407,4 +412,7 @@ def read_tflite(path: str | os.PathLike[str]) -> ModelFile:
         graph = _TfliteReader(data).graph(0)
         if not graph.nodes:
             raise UnreadableModel("its graph is empty")
+        text = next((value.name for value in graph.inputs if value.dtype is None), None)
+        if text is not None:
+            raise UnreadableModel(f"its input {text!r} is text or a handle, which no operator of a profile takes")
     return ModelFile(Path(path), graph, 0, {})

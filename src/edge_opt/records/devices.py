@@ -59,6 +59,27 @@ class KnownLatency(Record):
 
 
 @record
+class RamBank(Record):
+    """A piece of a microcontroller's RAM without a gap."""
+
+    name: str = field('Its name in the data sheet, such as "AXI SRAM".')
+    figure: Figure = field("Its bytes.")
+
+
+@record
+class Microcontroller(Record):
+    """What a model on a microcontroller depends on beside the sizes of RAM and flash."""
+
+    core: str = field('The core that runs a model, such as "cortex-m7" or "xtensa-lx7".')
+    source: str = field("Where the core and its extensions are published.")
+    extension: str = field('What it adds for such work, such as "DSP" or "Helium (MVE)"; empty: nothing.', default="")
+    executes_in_place: bool = field("Whether code and weights are used in flash; else they are copied to RAM.",
+                                    default=True)  # fmt: skip
+    ram_banks: tuple[RamBank, ...] = field("Pieces of the RAM; empty: one piece.", default=())
+    external_ram_bytes: Figure | None = field("RAM beside the chip, on the board; None: none.", default=None)
+
+
+@record
 class DeviceSpec(Shown):
     """A device: what is known about it, datasheet and measurement apart. None and an absent entry mean: not known."""
 
@@ -80,6 +101,7 @@ class DeviceSpec(Shown):
     origin: str = field('The file that describes it, or "calibration".')
     fast_cores: Figure | None = field("How many of them are fast ones; None where all are alike.", default=None)
     fast_share: Figure | None = field("Share of the CPU's peak in the fast cores; None: all alike.", default=None)
+    microcontroller: Microcontroller | None = field("Core and memories; None: not a microcontroller.", default=None)
 
     def peak(self, engine: str, precision: str) -> Figure | None:
         """Return the operations per second of one engine at one precision; None if not published.

@@ -1,0 +1,214 @@
+"""RAM and flash of a model under TensorFlow Lite Micro, on a core or a board of the catalog."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from edge_opt._support.checks import check_one_of
+from edge_opt.boards.catalog import device, normalized
+from edge_opt.errors import InvalidInput, UnknownDevice, UnreadableModel
+from edge_opt.model_files.file_graph import read_errors
+from edge_opt.model_files.tflm_arena import PlannedBuffer, TflmArena, tflm_arena
+from edge_opt.model_files.tflm_graph import TflmGraph, read_tflm
+from edge_opt.model_files.tflm_kernels import Extension, Kernels, TflmBuild
+from edge_opt.model_files.tflm_support import code_size, refusal, registered_name
+from edge_opt.records.devices import DeviceSpec
+from edge_opt.records.microcontrollers import McuMemory, MemoryPart, MemoryVerdict
+
+# RAM beside the arena: stack, the interpreter and its operators, variables of the application and of its libraries.
+RAM_MARGIN_BYTES = 8 * 1024
+# Flash beside the model and TFLM: start-up code, drivers, printing.
+FLASH_MARGIN_BYTES = 16 * 1024
+_RAM_MARGIN = "stack, interpreter, drivers and the application"
+_FLASH_MARGIN = "start-up code, drivers and the application"
+
+
+class Core(NamedTuple):
+    """A processor core as TFLM sees it."""
+
+    extension: Extension
+    pointer_bytes: int = 4
+    enum_bytes: int = 1
+
+    @property
+    def is_arm(self) -> bool:
+        return self.enum_bytes == 1
+
+
+_DSP, _MVE, _PLAIN = Core("dsp"), Core("mve"), Core("none")
+_OTHER, _HOST = Core("none", enum_bytes=4), Core("none", 8, 4)
+# On a host it is the recording interpreter of the package `tflite-micro`.
+CORES: Mapping[str, Core] = {
+    "cortex-m0": _PLAIN, "cortex-m0plus": _PLAIN, "cortex-m0+": _PLAIN, "cortex-m3": _PLAIN, "cortex-m23": _PLAIN,
+    "no-dsp": _PLAIN, "no-dsp-(m0,m0+,m3)": _PLAIN, "cortex-m4": _DSP, "cortex-m4f": _DSP, "cortex-m7": _DSP,
+    "cortex-m33": _DSP, "cortex-m35p": _DSP, "cortex-m55": _MVE, "cortex-m85": _MVE, "cortex-m52": _MVE,
+    "xtensa-lx6": _OTHER, "xtensa-lx7": _OTHER, "riscv32": _OTHER, "x86-64": _HOST, "aarch64": _HOST,
+}  # fmt: skip
+
+
+def mcu_memory(
+    model: Any,
+    inputs: Any = None,
+    *,
+    core: str | DeviceSpec = "cortex-m4",
+    kernels: Kernels = "reference",
+    resource_variables: int | None = None,
+) -> McuMemory:
+    """Return the RAM and flash that TensorFlow Lite Micro needs for a model, without running it.
+
+    The arena is what TFLM's own allocator would use, to the byte (TFLM of 2026-08-20). Code is as measured on a
+    Cortex-M4 with TFLM's release options; other cores and compilers differ by some per cent.
+
+    Args:
+        model: The path of a .tflite file.
+        inputs: None: a file has its own.
+        core: A core such as "cortex-m4" or "cortex-m55", "x86-64" for the recording interpreter of the package
+            `tflite-micro`, or a board of the catalog, such as "rp2040".
+        kernels: "reference" for TFLM's own kernels, or "cmsis-nn" where the core is an Arm Cortex-M.
+        resource_variables: Size of the application's table of resource variables; default: what the file needs.
+
+    >>> import edge_opt as eo
+    >>> memory = eo.mcu_memory("person_detect.tflite", core="rp2040")    # doctest: +SKIP
+    >>> memory.arena_bytes, memory.fits                                   # doctest: +SKIP
+    (84304, True)
+    """
+    check_one_of("kernels", kernels, get_args(Kernels))
+    spec, name, found = find_core(core)
+    if kernels == "cmsis-nn" and not found.is_arm:
+        raise InvalidInput(f"CMSIS-NN is for Arm Cortex-M, and {name} is not one; pass kernels='reference'")
+    build = TflmBuild(kernels, found.extension, found.pointer_bytes, found.enum_bytes, found.pointer_bytes == 8)
+    graph = _graph(model, inputs)
+    with read_errors(graph.name):
+        why = refusal(graph)
+        if why is not None:
+            raise UnreadableModel(f"{why}; convert it with types and operators that TFLM has")
+        return memory_of(graph, tflm_arena(graph, build, resource_variables), build, name, spec)
+
+
+def find_core(core: str | DeviceSpec) -> tuple[DeviceSpec | None, str, Core]:
+    """Return the board where one is named, its name, and the core."""
+    if isinstance(core, str) and (known := CORES.get(normalized(core))) is not None:
+        return None, normalized(core), known
+    try:
+        spec = device(core)
+    except UnknownDevice as error:
+        raise UnknownDevice(f"{core!r} is neither a core ({', '.join(CORES)}) nor a board: {error}") from None
+    if spec.microcontroller is None:
+        raise InvalidInput(f"{spec.name} is not a microcontroller; name a core ({', '.join(CORES)}), or another board")
+    return spec, spec.name, CORES[spec.microcontroller.core]
+
+
+def _graph(model: Any, inputs: Any) -> TflmGraph:
+    if isinstance(model, TflmGraph):
+        return model
+    if isinstance(model, (str, os.PathLike)) and Path(model).suffix.lower() == ".tflite":
+        if inputs is not None:
+            raise InvalidInput("a .tflite file has inputs of its own; leave inputs out")
+        return read_tflm(model)
+    raise InvalidInput(f"mcu_memory needs the path of a .tflite file; got {model!r}")
+
+
+def memory_of(graph: TflmGraph, arena: TflmArena, build: TflmBuild, name: str, spec: DeviceSpec | None) -> McuMemory:
+    """Return the record of an arena and the flash of its operators, with verdicts where a board is known."""
+    operators = sorted({registered_name(operator) for operator in graph.operators()})
+    code = code_size(operators, build.kernels, build.extension == "mve")
+    flash = (
+        MemoryPart("weights and constants", graph.constant_bytes),
+        MemoryPart("rest of the model file", graph.nbytes - graph.constant_bytes),
+        MemoryPart("core of TFLM", code.core_bytes),
+        MemoryPart("code shared by operators", code.shared_bytes),
+        *(MemoryPart(operator, nbytes) for operator, nbytes in code.operators),
+    )
+    flash_bytes = graph.nbytes + code.nbytes
+    step, alive = _peak(arena)
+    return McuMemory(
+        model=graph.name,
+        core=name,
+        kernels=build.kernels,
+        arena_bytes=arena.minimum_bytes,
+        arena_used_bytes=arena.used_bytes,
+        head_bytes=arena.head_bytes,
+        tail_bytes=arena.tail_bytes,
+        tail_parts=tuple(MemoryPart(part, nbytes) for part, nbytes in arena.tail_parts.items()),
+        planning_bytes=arena.planning_bytes,
+        scratch_bytes=sum(buffer.nbytes for buffer in arena.buffers if buffer.is_scratch),
+        peak_tensors=tuple(MemoryPart(_shown(buffer), buffer.nbytes) for buffer in alive),
+        peak_operator=_operator_at(graph, step),
+        flash_bytes=flash_bytes,
+        flash_parts=flash,
+        operators=tuple(operators),
+        verdicts=() if spec is None else _verdicts(spec, arena.minimum_bytes, flash_bytes),
+        notes=_notes(build, spec),
+        precision=_precision(graph),
+    )
+
+
+def _peak(arena: TflmArena) -> tuple[int, list[PlannedBuffer]]:
+    """Return the step at which most bytes are alive, and the buffers of that step, the largest first."""
+    change: Counter[int] = Counter()
+    for buffer in arena.buffers:
+        change[buffer.first] += buffer.size
+        change[buffer.last + 1] -= buffer.size
+    live = most = 0
+    peak = 0
+    for step in sorted(change):
+        live += change[step]
+        if live > most:
+            most, peak = live, step
+    alive = [buffer for buffer in arena.buffers if buffer.first <= peak <= buffer.last]
+    return peak, sorted(alive, key=lambda buffer: -buffer.nbytes)
+
+
+def _shown(buffer: PlannedBuffer) -> str:
+    return f"scratch of {buffer.name}" if buffer.is_scratch else buffer.name
+
+
+def _operator_at(graph: TflmGraph, step: int) -> str:
+    """Return the operator of a step; steps are counted from 1 where no operator calls another graph."""
+    operators = graph.subgraphs[0].operators
+    is_plain = not any(operator.subgraphs for operator in operators) and 0 < step <= len(operators)
+    return f"{operators[step - 1].op} ({step} of {len(operators)})" if is_plain else ""
+
+
+def _precision(graph: TflmGraph) -> str:
+    """Return the type of the operators' first inputs, by how many elements they have."""
+    sizes: Counter[str] = Counter()
+    for operator in graph.operators():
+        for tensor in operator.outputs:
+            sizes[tensor.dtype] += tensor.elements
+    widest = sizes.most_common(1)[0][0] if sizes else "float32"
+    return {"float32": "fp32", "float16": "fp16", "uint8": "int8"}.get(widest, widest)
+
+
+def _verdicts(spec: DeviceSpec, arena_bytes: int, flash_bytes: int) -> tuple[MemoryVerdict, ...]:
+    controller = spec.microcontroller
+    assert controller is not None
+    ram, banks = sum(int(size.value) for size in spec.ram_bytes[:1]), controller.ram_banks
+    largest = max((int(bank.figure.value) for bank in banks), default=ram)
+    # Without execution in place, code and weights are copied to RAM before they are used.
+    in_ram = 0 if controller.executes_in_place else flash_bytes
+    flash = spec.flash_bytes
+    verdicts = (
+        [MemoryVerdict("RAM", arena_bytes + in_ram, RAM_MARGIN_BYTES, ram, largest, _RAM_MARGIN, arena_bytes)]
+        if ram
+        else []
+    )
+    if flash is not None:
+        size = int(flash.value)
+        verdicts.append(MemoryVerdict("flash", flash_bytes, FLASH_MARGIN_BYTES, size, size, _FLASH_MARGIN, flash_bytes))
+    return tuple(verdicts)
+
+
+def _notes(build: TflmBuild, spec: DeviceSpec | None) -> tuple[str, ...]:
+    notes = ["TFLM of 2026-08-20; another date moves the figures by some bytes per operator"]
+    if build.pointer_bytes == 8:
+        notes.append("a host with the recording interpreter; a microcontroller needs less")
+    if build.extension != "dsp" or build.enum_bytes != 1:
+        notes.append("code sizes are those of a Cortex-M4; this core's were not measured")
+    if spec is not None and spec.microcontroller is not None and not spec.microcontroller.executes_in_place:
+        notes.append("this device copies code and weights from flash to RAM: both count as RAM")
+    return tuple(notes)

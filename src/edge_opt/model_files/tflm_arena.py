@@ -1,0 +1,306 @@
+"""The arena of TensorFlow Lite Micro, to the byte: persistent data at its end, planned activations at its start.
+
+Activations and scratch are placed by TFLM's greedy planner: largest first, each at the lowest gap between buffers that
+live at the same time. Lifetimes are in steps of a counter that operators and the graphs they call advance.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from edge_opt.errors import UnreadableModel
+from edge_opt.model_files.file_graph import MOST_NODES
+from edge_opt.model_files.tflm_graph import TflmGraph, TflmSubgraph
+from edge_opt.model_files.tflm_kernels import (
+    TflmBuild,
+    aligned,
+    data_bytes,
+    option_bytes,
+    prepared_bytes,
+    scratch_bytes,
+)
+
+ALIGNMENT = 16
+# Lifetime of tensors in graphs that are never called; they take memory that any other may take, too.
+_NEVER = (-1, -1)
+_MOST_BUFFERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBuffer:
+    """A tensor or a scratch buffer in the planned part of the arena."""
+
+    name: str  # of the tensor; of the operator for scratch
+    is_scratch: bool
+    nbytes: int  # as requested
+    first: int  # step of its first use
+    last: int  # step of its last use
+    offline_offset: int | None = None
+    offset: int = 0
+
+    @property
+    def size(self) -> int:
+        return aligned(self.nbytes, ALIGNMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class TflmArena:
+    """What TFLM allocates for a model.
+
+    Attributes:
+        head_bytes: Planned activations and scratch.
+        tail_bytes: Persistent data.
+        tail_parts: The same by category, alignment included.
+        minimum_bytes: The smallest arena that works, a multiple of 16.
+        planning_bytes: What is needed while TFLM plans; above head and tail in nets of many small tensors.
+        buffers: The planned buffers with their offsets.
+        scratch_buffers: How many of them are scratch requests; empty requests count.
+    """
+
+    head_bytes: int
+    tail_bytes: int
+    tail_parts: dict[str, int]
+    minimum_bytes: int
+    planning_bytes: int
+    buffers: tuple[PlannedBuffer, ...]
+    scratch_buffers: int
+
+    @property
+    def used_bytes(self) -> int:
+        """Head and tail, as TFLM reports them."""
+        return self.head_bytes + self.tail_bytes
+
+
+def tflm_arena(graph: TflmGraph, build: TflmBuild, resource_variables: int | None = None) -> TflmArena:
+    """Return the arena that TFLM needs for a file.
+
+    Args:
+        graph: The file.
+        build: Kernels, core and ABI.
+        resource_variables: Size of the application's table of variables; None: exactly as many as the file has.
+    """
+    if resource_variables is None:
+        names = {operator.variable_name for operator in graph.operators() if operator.op == "VAR_HANDLE"}
+        resource_variables = len(names)
+    requests = [
+        (index, position, nbytes)
+        for index, subgraph in enumerate(graph.subgraphs)
+        for position, operator in enumerate(subgraph.operators)
+        for nbytes in scratch_bytes(operator, build)
+    ]
+    buffers = _placed(_planned(graph, requests))
+    head = max((buffer.offset + buffer.size for buffer in buffers), default=0)
+    tail = _Tail()
+    _stack_persistent(tail, graph, build, resource_variables, len(requests))
+    before_ports = tail.nbytes
+    _stack_ports(tail, graph.subgraphs[0], build)
+    work = _planning_bytes(graph, build, len(requests), len(buffers))
+    planning = aligned(before_ports, ALIGNMENT) + work
+    minimum = aligned(max(head + tail.nbytes, planning), ALIGNMENT)
+    return TflmArena(head, tail.nbytes, tail.parts, minimum, planning, tuple(buffers), len(requests))
+
+
+class _Tail:
+    """The stack at the end of the arena, which grows downwards."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.parts: dict[str, int] = {}
+
+    def push(self, part: str, nbytes: int, alignment: int) -> None:
+        after = aligned(self.nbytes + nbytes, alignment)
+        self.parts[part] = self.parts.get(part, 0) + after - self.nbytes
+        self.nbytes = after
+
+
+def _stack_persistent(
+    tail: _Tail, graph: TflmGraph, build: TflmBuild, resource_variables: int, scratch_requests: int
+) -> None:
+    word = build.pointer_bytes
+    for nbytes in _interpreter_objects(build):
+        tail.push("interpreter", nbytes, word)
+    if resource_variables:
+        tail.push("resource table", build.struct("p2i")[0], ALIGNMENT)
+        tail.push("resource table", 5 * word * resource_variables, ALIGNMENT)
+    tail.push("interpreter", 2 * word, word)
+    tail.push("interpreter", (8 if word == 4 else 24) * len(graph.subgraphs), word)
+    for subgraph in graph.subgraphs:
+        tail.push("tensors", build.struct("2pe")[0] * len(subgraph.tensors), word)
+    for subgraph in graph.subgraphs:
+        tail.push("nodes", 8 * word * len(subgraph.operators), word)
+    operators = graph.operators()
+    for operator in operators:
+        tail.push("operator options", *option_bytes(operator, build))
+    for operator in operators:
+        for nbytes in data_bytes(operator, build):
+            tail.push("operator data", nbytes, ALIGNMENT)
+    _stack_prepared(tail, graph, build)
+    if scratch_requests:
+        tail.push("scratch handles", word * scratch_requests, word)
+    offsets = iter(graph.offline_offsets)
+    for subgraph in graph.subgraphs:
+        for tensor in subgraph.tensors:
+            if tensor.is_variable and next(offsets, -1) < 0:
+                tail.push("variables", tensor.nbytes, ALIGNMENT)
+
+
+def _stack_prepared(tail: _Tail, graph: TflmGraph, build: TflmBuild) -> None:
+    """Stack what operators allocate once their tensors are known; a variable takes its bytes when it is first set."""
+    assigned: set[tuple[str, str]] = set()
+    handles = {
+        (number, operator.output_indices[0]): operator.variable_name
+        for number, subgraph in enumerate(graph.subgraphs)
+        for operator in subgraph.operators
+        if operator.op == "VAR_HANDLE"
+    }
+    for number, subgraph in enumerate(graph.subgraphs):
+        for operator in subgraph.operators:
+            if operator.op == "ASSIGN_VARIABLE":
+                variable = handles.get((number, operator.input_indices[0]), ("", str(operator.input_indices[0])))
+                value = operator.inputs[1]
+                if variable not in assigned and value is not None:
+                    tail.push("operator data", value.nbytes, ALIGNMENT)
+                assigned.add(variable)
+            for nbytes in prepared_bytes(operator, build):
+                tail.push("operator data", nbytes, ALIGNMENT)
+
+
+def _interpreter_objects(build: TflmBuild) -> tuple[int, ...]:
+    """Return the bytes of TFLM's own objects: arena allocator, planner, allocator."""
+    if build.pointer_bytes == 8:
+        return _HOST_OBJECTS
+    return (52, 44, 124) if build.is_recording else (36, 44, 36)
+
+
+# With the recording allocator, as in the package `tflite-micro`; only their sum was measured.
+_HOST_OBJECTS = (448,)
+
+
+def _stack_ports(tail: _Tail, subgraph: TflmSubgraph, build: TflmBuild) -> None:
+    """Stack the records of the model's inputs, then of its outputs."""
+    word = build.pointer_bytes
+    record = {(4, 1): 32, (4, 4): 40}.get((word, build.enum_bytes), 64)
+    for indices in (subgraph.inputs, subgraph.outputs):
+        tail.push("inputs and outputs", word * len(indices), ALIGNMENT)
+        for index in indices:
+            tensor = subgraph.tensors[index]
+            tail.push("inputs and outputs", record, word)
+            if tensor.scales and tensor.zero_points:
+                tail.push("inputs and outputs", build.struct("2pi")[0], word)
+                tail.push("inputs and outputs", 4 + 4 * tensor.scales, 4)
+
+
+def _planning_bytes(graph: TflmGraph, build: TflmBuild, scratch_requests: int, buffers: int) -> int:
+    """Return the work area of the planner, on top of the tail before inputs and outputs are made."""
+    tensors = sum(len(subgraph.tensors) for subgraph in graph.subgraphs)
+    word = build.pointer_bytes
+    requests = (word + 8) * (scratch_requests + 12)
+    lists = word * len(graph.subgraphs) + (2 * word + 16) * (tensors + scratch_requests)
+    return aligned(requests + lists, ALIGNMENT) + 40 * buffers
+
+
+def _planned(graph: TflmGraph, requests: Sequence[tuple[int, int, int]]) -> list[PlannedBuffer]:
+    """Return the buffers to plan in TFLM's order: tensors by graph and index, then scratch."""
+    lives = _Lives(graph)
+    lives.walk(0)
+    buffers: list[PlannedBuffer] = []
+    handles = {
+        (number, index)
+        for number, subgraph in enumerate(graph.subgraphs)
+        for operator in subgraph.operators
+        if operator.op == "VAR_HANDLE"
+        for index in operator.output_indices
+    }
+    offsets = iter(graph.offline_offsets)
+    for number, subgraph in enumerate(graph.subgraphs):
+        for index, tensor in enumerate(subgraph.tensors):
+            offline = next(offsets, -1)
+            is_kept = tensor.is_constant or tensor.is_variable or (number, index) in handles
+            if is_kept or not tensor.nbytes:
+                continue
+            first, last = lives.tensors.get((number, index), _NEVER)
+            offset = offline if offline >= 0 else None
+            buffers.append(PlannedBuffer(tensor.name, False, tensor.nbytes, first, last, offset))
+    if len(buffers) + len(requests) > _MOST_BUFFERS:
+        raise UnreadableModel(f"it has more than {_MOST_BUFFERS:,} tensors to plan")
+    for number, position, nbytes in requests:
+        first, last = lives.operators.get((number, position), _NEVER)
+        name = graph.subgraphs[number].operators[position].op
+        if nbytes:
+            buffers.append(PlannedBuffer(name, True, nbytes, first, last))
+    return buffers
+
+
+class _Lives:
+    """Walks operators as TFLM does and notes first and last steps."""
+
+    def __init__(self, graph: TflmGraph) -> None:
+        self.graph = graph
+        self.step = 0
+        self.tensors: dict[tuple[int, int], tuple[int, int]] = {}
+        self.operators: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def _born(self, number: int, index: int) -> None:
+        if index >= 0 and (number, index) not in self.tensors:
+            self.tensors[number, index] = (self.step, self.step)
+
+    def _used(self, number: int, index: int) -> None:
+        if index >= 0:
+            first = self.tensors.get((number, index), (self.step, 0))[0]
+            self.tensors[number, index] = (first, self.step)
+
+    def walk(self, number: int) -> None:
+        """Walk a graph and those it calls."""
+        if self.step > MOST_NODES:
+            raise UnreadableModel(f"its graphs call each other for more than {MOST_NODES:,} operators")
+        subgraph = self.graph.subgraphs[number]
+        for index in subgraph.inputs:
+            self._born(number, index)
+            self._used(number, index)
+        for position, operator in enumerate(subgraph.operators):
+            self.step += 1
+            first = self.step
+            for index in operator.output_indices:
+                self._born(number, index)
+            if operator.op in ("CALL_ONCE", "IF", "WHILE"):
+                for called in operator.subgraphs:
+                    self.step += 1
+                    self.walk(called)
+            for index in (*operator.input_indices, *operator.output_indices):
+                self._used(number, index)
+            self.operators[number, position] = (first, self.step)
+        for index in subgraph.outputs:
+            self._used(number, index)
+
+
+def _placed(buffers: Sequence[PlannedBuffer]) -> list[PlannedBuffer]:
+    """Return the buffers with their offsets, in the order of placement."""
+    placed: list[PlannedBuffer] = []
+    by_offset: list[tuple[int, int, PlannedBuffer]] = []
+    for buffer in _order(buffers):
+        offset = buffer.offline_offset if buffer.offline_offset is not None else _lowest_gap(buffer, by_offset)
+        buffer = replace(buffer, offset=offset)
+        insort(by_offset, (offset, len(placed), buffer), key=lambda entry: entry[:2])
+        placed.append(buffer)
+    return placed
+
+
+def _order(buffers: Sequence[PlannedBuffer]) -> Iterator[PlannedBuffer]:
+    """Yield what has an offset already, then the rest from large to small; of equal ones the later first."""
+    yield from (buffer for buffer in buffers if buffer.offline_offset is not None)
+    yield from sorted(
+        (buffer for buffer in reversed(buffers) if buffer.offline_offset is None), key=lambda buffer: -buffer.size
+    )
+
+
+def _lowest_gap(buffer: PlannedBuffer, by_offset: Sequence[tuple[int, int, PlannedBuffer]]) -> int:
+    end = 0
+    for offset, _, other in by_offset:
+        if other.first > buffer.last or other.last < buffer.first:
+            continue
+        if offset - end >= buffer.size:
+            return end
+        end = max(end, offset + other.size)
+    return end

@@ -1,0 +1,73 @@
+"""RAM and flash of a model on a microcontroller, with what each consists of."""
+
+from __future__ import annotations
+
+from edge_opt import units
+from edge_opt.records.fields import Record, Shown, field, record
+
+
+@record
+class MemoryPart(Record):
+    """One part of an amount of memory."""
+
+    name: str = field("What it is.")
+    nbytes: int = field("Its bytes.")
+
+
+@record
+class MemoryVerdict(Record):
+    """Whether one kind of memory of a board is enough."""
+
+    memory: str = field('"RAM" or "flash".')
+    needed_bytes: int = field("What the model and the runtime need, without the margin.")
+    margin_bytes: int = field("What is kept free for what is not counted.")
+    available_bytes: int = field("What the board has.")
+    bank_bytes: int = field("The largest piece of it without a gap; the arena must fit one piece.")
+    not_counted: str = field("What the margin is for.")
+    largest_piece_bytes: int = field("The largest piece that is needed without a gap.")
+
+    @property
+    def left_bytes(self) -> int:
+        """What is left beside the margin; negative where the memory is not enough."""
+        whole = self.available_bytes - self.needed_bytes - self.margin_bytes
+        return min(whole, self.bank_bytes - self.largest_piece_bytes)
+
+    @property
+    def fits(self) -> bool:
+        return self.left_bytes >= 0
+
+
+@record
+class McuMemory(Shown):
+    """What TensorFlow Lite Micro needs for a model on one core: RAM in its arena, and flash."""
+
+    model: str = field("Name of the model.")
+    core: str = field('The core, such as "cortex-m4", or the board.')
+    kernels: str = field('"reference" (TFLM\'s own) or "cmsis-nn".')
+    arena_bytes: int = field("The smallest arena that works, aligned to 16 bytes.")
+    arena_used_bytes: int = field("Head and tail, as `arena_used_bytes()` of the interpreter returns it.")
+    head_bytes: int = field("Activations and scratch, planned at the start of the arena.")
+    tail_bytes: int = field("Persistent data, stacked at the end of the arena.")
+    tail_parts: tuple[MemoryPart, ...] = field("The tail by category, alignment included.")
+    planning_bytes: int = field("What TFLM needs while it plans; it may exceed head and tail.")
+    scratch_bytes: int = field("Scratch that kernels request, added up; it does not all live at once.")
+    peak_tensors: tuple[MemoryPart, ...] = field("Buffers that live at the peak of the head, the largest first.")
+    peak_operator: str = field("The operator at the peak.")
+    flash_bytes: int = field("Model file and code: what must be in flash.")
+    flash_parts: tuple[MemoryPart, ...] = field("Weights, overhead of the file, core of TFLM, shared code, operators.")
+    operators: tuple[str, ...] = field("Operators to register in a `MicroMutableOpResolver`.")
+    verdicts: tuple[MemoryVerdict, ...] = field("Whether RAM and flash of the board suffice; empty for a core.")
+    notes: tuple[str, ...] = field("Assumptions, and what is not in the figures.", default=())
+    precision: str = field("Type that most of the work is computed in.", default="int8")
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether RAM and flash of the board suffice; None where no board was named."""
+        return all(verdict.fits for verdict in self.verdicts) if self.verdicts else None
+
+    def _brief(self) -> str:
+        fits = {None: "", True: "; it fits", False: "; it does not fit"}[self.fits]
+        return (
+            f"{self.model} on {self.core} with {self.kernels} kernels: arena {units.size(self.arena_bytes)}, "
+            f"flash {units.size(self.flash_bytes)}{fits}"
+        )

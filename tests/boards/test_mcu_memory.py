@@ -1,0 +1,201 @@
+"""RAM and flash of TensorFlow Lite Micro, beside its own interpreter and beside arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edge_opt as eo
+from edge_opt.boards.mcu_memory import CORES, RAM_MARGIN_BYTES
+from edge_opt.errors import InvalidInput, UnknownDevice, UnreadableModel
+from edge_opt.model_files.tflm_support import code_size
+from tflite_graphs import Graph, Op, Scaled, State, conv, write
+from tflm import SINE, recorded
+
+
+def int8(*shape: int) -> Scaled:
+    return Scaled(shape, "int8", 0.05, 0)
+
+
+def weights(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.int8)
+
+
+def two_convolutions(folder: Path) -> Path:
+    """An int8 net: 3x3 convolution, depthwise 5x5, pool, fully connected."""
+    tensors = {
+        "x": int8(1, 8, 8, 3), "w": weights(8, 3, 3, 3), "a": int8(1, 8, 8, 8), "d": weights(1, 5, 5, 8),
+        "b": int8(1, 8, 8, 8), "p": int8(1, 1, 1, 8), "s": np.array([1, 8], np.int32), "r": int8(1, 8),
+        "f": weights(10, 8), "y": int8(1, 10),
+    }  # fmt: skip
+    pool = {"strideW": 8, "strideH": 8, "filterHeight": 8, "filterWidth": 8}
+    ops = [
+        conv("CONV_2D", "x w", "a"), conv("DEPTHWISE_CONV_2D", "a d", "b", depthMultiplier=1),
+        Op("AVERAGE_POOL_2D", "b", "p", "Pool2DOptions", pool), Op("RESHAPE", "p s", "r"),
+        Op("FULLY_CONNECTED", "r f", "y", "FullyConnectedOptions"),
+    ]  # fmt: skip
+    return Path(write(folder / "net.tflite", Graph(ops, tensors, "x", "y")))
+
+
+def several_graphs(folder: Path) -> Path:
+    """Variables that a graph sets once, and a graph that nobody calls."""
+    handle = Op("VAR_HANDLE", "", "h", "VarHandleOptions", {"container": "", "sharedName": "v"})
+    once = Op("CALL_ONCE", "", "", "CallOnceOptions", {"initSubgraphIndex": 1})
+    value = ((1, 20), "float32")
+    main = Graph(
+        [once, handle, Op("READ_VARIABLE", "h", "r"), Op("ADD", "r x", "y", "AddOptions"),
+         Op("ASSIGN_VARIABLE", "h y", "")],
+        {"x": value, "h": ((), "resource"), "r": value, "y": value}, "x", "y",
+    )  # fmt: skip
+    start = Graph([handle, Op("ASSIGN_VARIABLE", "h z", "")],
+                  {"h": ((), "resource"), "z": np.zeros((1, 20), np.float32)}, "", "")  # fmt: skip
+    unused = Graph([Op("RELU", "u", "v")], {"u": ((1, 900), "float32"), "v": ((1, 900), "float32")}, "u", "v")
+    return Path(write(folder / "graphs.tflite", main, start, unused))
+
+
+def many_small(folder: Path) -> Path:
+    """Thirty additions of four numbers: planning needs more than the plan."""
+    tensors = {f"t{number}": ((1, 4), "float32") for number in range(31)}
+    ops = [Op("ADD", f"t{number} t{number}", f"t{number + 1}", "AddOptions") for number in range(30)]
+    return Path(write(folder / "many.tflite", Graph(ops, tensors, "t0", "t30")))
+
+
+def reducers(folder: Path) -> Path:
+    """Operators that request scratch with TFLM's own kernels, and a state."""
+    tensors = {
+        "x": int8(1, 6, 6, 4), "axes": np.array([1, 2], np.int32), "m": int8(1, 4), "w": weights(4, 4),
+        "z": int8(1, 4), "state": State((1, 40), "int8"), "y": int8(1, 4),
+    }  # fmt: skip
+    ops = [
+        Op("MEAN", "x axes", "m", "ReducerOptions"), Op("FULLY_CONNECTED", "m w", "z", "FullyConnectedOptions"),
+        Op("RELU", "z", "y"),
+    ]  # fmt: skip
+    return Path(write(folder / "reducers.tflite", Graph(ops, tensors, "x", "y")))
+
+
+@pytest.mark.parametrize("made", [None, two_convolutions, several_graphs, many_small, reducers])
+def test_a_host_needs_what_the_recording_interpreter_records(made: object, tmp_path: Path) -> None:
+    path = made(tmp_path) if callable(made) else SINE
+    memory = eo.mcu_memory(path, core="x86-64")
+    assert recorded(path) == (memory.arena_used_bytes, memory.head_bytes, memory.tail_bytes)
+    assert recorded(path, memory.arena_bytes) is not None
+    assert recorded(path, memory.arena_bytes - 16) is None
+
+
+def test_planning_can_need_more_than_the_plan(tmp_path: Path) -> None:
+    memory = eo.mcu_memory(many_small(tmp_path), core="cortex-m4")
+    # Two of 16 bytes live at once. The planner has 12 requests of 12 bytes, a pointer for the graph, 24 bytes for each
+    # of 31 tensors, all rounded to 16, and 40 for each of 31 buffers; below lies the tail without inputs and outputs.
+    assert memory.head_bytes == 32
+    ports = {part.name: part.nbytes for part in memory.tail_parts}["inputs and outputs"]
+    before_ports = -(-(memory.tail_bytes - ports) // 16) * 16
+    assert memory.planning_bytes == before_ports + 896 + 31 * 40  # 896: 12 * 12 + 4 + 31 * 24 = 892
+    assert memory.arena_bytes == -(-memory.planning_bytes // 16) * 16 > memory.arena_used_bytes
+
+
+def test_the_tail_on_a_cortex_m4_adds_up_from_the_structures(tmp_path: Path) -> None:
+    memory = eo.mcu_memory(two_convolutions(tmp_path), core="cortex-m4")
+    parts = {part.name: part.nbytes for part in memory.tail_parts}
+    assert parts["interpreter"] == 36 + 44 + 36 + 8 + 8
+    assert parts["tensors"] == 10 * 12
+    assert parts["nodes"] == 5 * 32
+    # Two convolutions, a pool, a reshape with nine integers, and a fully connected layer of one-byte members.
+    assert parts["operator options"] == 28 + 28 + 40 + 36 + 5
+    # Each input and output: a pointer aligned to 16, a record, its scale and zero point.
+    assert sum(parts.values()) == memory.tail_bytes
+    # Input of 8x8x3 and two maps of 8x8x8: the input lives until the first convolution has run.
+    assert memory.head_bytes == 2 * 512
+    assert [part.nbytes for part in memory.peak_tensors] == [512, 512]
+
+
+@pytest.mark.parametrize(
+    ("core", "requests"),
+    [
+        # 3x3x3 columns of 28 in 16 bits, twice; 5x5 depthwise weights of 8 channels in 16 bits; 8 sums of the pool.
+        ("cortex-m7", 2 * 2 * 28 + 2 * 8 * 25 + 4 * 8),
+        # Four columns in lanes of 16; 124 channels of four rows.
+        ("cortex-m55", 4 * 16 * 2 + 496 * 25),
+        ("cortex-m0plus", 2 * 2 * 28),
+    ],
+)
+def test_scratch_of_cmsis_nn_follows_the_core(core: str, requests: int, tmp_path: Path) -> None:
+    path = two_convolutions(tmp_path)
+    assert eo.mcu_memory(path, core=core, kernels="cmsis-nn").scratch_bytes == requests
+    assert eo.mcu_memory(path, core=core).scratch_bytes == 0
+
+
+def test_other_enums_make_other_options(tmp_path: Path) -> None:
+    path = two_convolutions(tmp_path)
+    arm, xtensa = (eo.mcu_memory(path, core=core) for core in ("cortex-m4", "esp32-s3"))
+    options = [{part.name: part.nbytes for part in memory.tail_parts}["operator options"] for memory in (arm, xtensa)]
+    # Three enums and two flags are 5 bytes with enums of one byte, 16 with enums of four, after padding before.
+    assert options[1] - options[0] == 16 - 5
+    with pytest.raises(InvalidInput, match="CMSIS-NN"):
+        eo.mcu_memory(path, core="esp32-s3", kernels="cmsis-nn")
+
+
+def test_flash_is_the_file_and_its_code_once(tmp_path: Path) -> None:
+    path = two_convolutions(tmp_path)
+    memory = eo.mcu_memory(path)
+    assert memory.flash_bytes == sum(part.nbytes for part in memory.flash_parts)
+    both, one = code_size(["CONV_2D", "ADD"], "reference"), code_size(["CONV_2D"], "reference")
+    other = code_size(["ADD"], "reference")
+    assert one.nbytes < both.nbytes < one.nbytes + other.nbytes - one.core_bytes
+    assert memory.operators == ("AVERAGE_POOL_2D", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "RESHAPE")
+    assert {part.name: part.nbytes for part in memory.flash_parts}["weights and constants"] == (
+        8 * 27 + 25 * 8 + 10 * 8 + 2 * 4
+    )
+
+
+def test_a_board_gives_two_verdicts(tmp_path: Path) -> None:
+    memory = eo.mcu_memory(two_convolutions(tmp_path), core="rp2040")
+    ram, flash = memory.verdicts
+    assert (ram.memory, ram.available_bytes, flash.memory) == ("RAM", 264 * 1024, "flash")
+    assert ram.left_bytes == 264 * 1024 - memory.arena_bytes - RAM_MARGIN_BYTES
+    assert memory.fits
+
+
+def test_without_execution_in_place_the_model_is_in_ram(tmp_path: Path) -> None:
+    memory = eo.mcu_memory(two_convolutions(tmp_path), core="imx93-m33")
+    assert memory.verdicts[0].needed_bytes == memory.arena_bytes + memory.flash_bytes
+
+
+def test_the_arena_must_fit_one_bank(tmp_path: Path) -> None:
+    value = ((1, 150 * 1024), "int8")
+    path = write(tmp_path / "wide.tflite", Graph([Op("RELU", "x", "y")], {"x": value, "y": value}, "x", "y"))
+    memory = eo.mcu_memory(path, core="stm32f746")
+    assert memory.arena_bytes + RAM_MARGIN_BYTES < memory.verdicts[0].available_bytes
+    assert not memory.fits, "300 KiB fit 320 KiB, but not the largest bank of 240 KiB"
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "reason"), [("TILE", "float32", "operator TILE"), ("AVERAGE_POOL_2D", "uint8", "type uint8")]
+)
+def test_what_tflm_refuses_is_refused(op: str, dtype: str, reason: str, tmp_path: Path) -> None:
+    options = "Pool2DOptions" if op.endswith("2D") else ""
+    fields = {"strideW": 1, "strideH": 1, "filterHeight": 1, "filterWidth": 1} if options else {}
+    shape = Scaled((1, 4, 4, 2), dtype, 0.1, 0) if dtype == "uint8" else ((1, 4, 4, 2), dtype)
+    tensors = {"x": shape, "n": np.array([1, 1, 1, 1], np.int32), "y": shape}
+    path = write(tmp_path / "no.tflite", Graph([Op(op, "x n" if op == "TILE" else "x", "y", options, fields)],
+                                               tensors, "x", "y"))  # fmt: skip
+    assert recorded(path) is None
+    with pytest.raises(UnreadableModel, match=reason):
+        eo.mcu_memory(path)
+
+
+def test_every_controller_of_the_catalog_has_a_known_core_and_fits_its_banks() -> None:
+    controllers = [spec for spec in eo.devices() if spec.microcontroller]
+    assert len(controllers) >= 30
+    for spec in controllers:
+        assert spec.microcontroller is not None and spec.microcontroller.core in CORES, spec.name
+        banks = sum(bank.figure.value for bank in spec.microcontroller.ram_banks)
+        assert banks <= spec.ram_bytes[0].value, spec.name
+
+
+def test_a_name_that_is_neither_core_nor_board_is_refused() -> None:
+    with pytest.raises(UnknownDevice, match="cortex-m4"):
+        eo.mcu_memory(SINE, core="cortex-m99")
+    with pytest.raises(InvalidInput, match="microcontroller"):
+        eo.mcu_memory(SINE, core="raspberry-pi-4")
