@@ -32,7 +32,7 @@ def profile(
     name: str | None = None,
     measure: bool | Mapping[str, Any] = False,
     target: Target | Sequence[Target] | None = None,
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
     runtime: str | None = None,
     threads: int | None = None,
     trust: bool = False,
@@ -53,7 +53,7 @@ def profile(
         measure: Also run the model: True, or the options of `edge_opt.measure`. The result is in `measurement`.
         target: A device of the catalog, its file or `DeviceSpec`, a platform or its file, "host", a calibration or
             its file, or a list of these. The predicted times are in `predictions`.
-        precision: Type of the numbers on the target.
+        precision: Type of the numbers on the target; default: int8 for a file that computes in int8, else fp32.
         runtime: Runtime on the target, such as "ncnn"; default: the one with the most accurate data.
         threads: Threads of the runtime on the target; default: those of its best-known platform. For threads to
             measure with here, see `measure`.
@@ -70,6 +70,7 @@ def profile(
         from edge_opt.cost.conventions import find_convention
 
         find_convention(convention, "edge_opt")  # an unknown name is refused before any work is done
+    precision = _precision(model, target, precision)
     targets = _targets(target, precision, runtime, threads)
     saved = saved_profile(model)
     if saved is None:
@@ -82,7 +83,12 @@ def profile(
     if targets:
         from edge_opt.boards.estimate import predictions
 
-        profiled = replace(profiled, predictions=predictions(profiled, targets, precision, threads))
+        predicted = predictions(profiled, targets, precision, threads)
+        if saved is None and any(target.spec.microcontroller for target in targets):
+            from edge_opt.boards.mcu_memory import with_mcu_memory
+
+            predicted = with_mcu_memory(predicted, targets, module, inputs, kwargs)
+        profiled = replace(profiled, predictions=predicted)
     if measure is not False:
         from edge_opt.measuring.session import measure as measured_now
 
@@ -94,6 +100,17 @@ def profile(
     from edge_opt.cost.conventions import under_convention
 
     return under_convention(profiled, convention)
+
+
+def _precision(model: object, target: Target | Sequence[Target] | None, precision: Precision | None) -> Precision:
+    """Return the precision that is asked for; else that of a file with a target, else fp32."""
+    if precision is not None or target is None:
+        return precision or "fp32"
+    if isinstance(model, (str, PathLike)) and fspath(model).lower().endswith((".tflite", ".onnx")):
+        from edge_opt.loading import load_model
+
+        model = load_model(model).model
+    return getattr(model, "computes_in", "fp32")
 
 
 def _static_profile(

@@ -152,7 +152,7 @@ def test_flash_is_the_file_and_its_code_once(tmp_path: Path) -> None:
 def test_a_board_gives_two_verdicts(tmp_path: Path) -> None:
     memory = eo.mcu_memory(two_convolutions(tmp_path), core="rp2040")
     ram, flash = memory.verdicts
-    assert (ram.memory, ram.available_bytes, flash.memory) == ("RAM", 264 * 1024, "flash")
+    assert (ram.memory, ram.available_bytes, flash.memory) == ("RAM", 264 * 1024, "Flash")
     assert ram.left_bytes == 264 * 1024 - memory.arena_bytes - RAM_MARGIN_BYTES
     assert memory.fits
 
@@ -199,3 +199,20 @@ def test_a_name_that_is_neither_core_nor_board_is_refused() -> None:
         eo.mcu_memory(SINE, core="cortex-m99")
     with pytest.raises(InvalidInput, match="microcontroller"):
         eo.mcu_memory(SINE, core="raspberry-pi-4")
+
+
+def test_a_profile_of_an_int8_file_gives_both_verdicts_in_int8(tmp_path: Path) -> None:
+    path = str(two_convolutions(tmp_path))
+    profiled = eo.profile(path, target="rp2040")
+    prediction = profiled.prediction
+    assert prediction is not None and prediction.mcu is not None and prediction.precision == "int8"
+    assert prediction.mcu == eo.mcu_memory(path, core="rp2040", kernels="cmsis-nn")
+    text = str(profiled)
+    assert "RAM " in text and "Flash " in text
+    kept, broken = eo.check(profiled, "ram_kib <= 16", "flash_bytes <= 1000").budgets
+    assert (kept.outcome, broken.outcome) == ("holds", "broken")
+    assert kept.value == prediction.mcu.arena_bytes / 1024
+    comparison = eo.compare_targets(path, targets=["rp2040", "nucleo-h743zi"])
+    assert [(fit.fits, fit.prediction.precision) for fit in comparison.targets] == [(True, "int8")] * 2
+    profiled.save(tmp_path / "p.json")
+    assert eo.load(tmp_path / "p.json").prediction == prediction

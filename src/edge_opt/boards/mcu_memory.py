@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from edge_opt._support.checks import check_one_of
 from edge_opt.boards.catalog import device, normalized
-from edge_opt.errors import InvalidInput, UnknownDevice, UnreadableModel
+from edge_opt.boards.targets import ResolvedTarget
+from edge_opt.errors import EdgeOptError, InvalidInput, UnknownDevice, UnreadableModel
 from edge_opt.model_files.file_graph import read_errors
 from edge_opt.model_files.tflm_arena import PlannedBuffer, TflmArena, tflm_arena
 from edge_opt.model_files.tflm_graph import TflmGraph, read_tflm
@@ -18,6 +20,7 @@ from edge_opt.model_files.tflm_kernels import Extension, Kernels, TflmBuild
 from edge_opt.model_files.tflm_support import code_size, refusal, registered_name
 from edge_opt.records.devices import DeviceSpec
 from edge_opt.records.microcontrollers import McuMemory, MemoryPart, MemoryVerdict
+from edge_opt.records.predictions import Prediction
 
 # RAM beside the arena: stack, the interpreter and its operators, variables of the application and of its libraries.
 RAM_MARGIN_BYTES = 8 * 1024
@@ -147,6 +150,29 @@ def memory_of(graph: TflmGraph, arena: TflmArena, build: TflmBuild, name: str, s
     )
 
 
+def with_mcu_memory(
+    predictions: Sequence[Prediction], targets: Sequence[ResolvedTarget], model: Any, inputs: Any, kwargs: Any
+) -> tuple[Prediction, ...]:
+    """Return predictions with RAM and flash of the targets that are microcontrollers."""
+    return tuple(
+        prediction if target.spec.microcontroller is None else _with_memory(prediction, target.spec, model, inputs)
+        for prediction, target in zip(predictions, targets, strict=True)
+    )
+
+
+def _with_memory(prediction: Prediction, spec: DeviceSpec, model: Any, inputs: Any) -> Prediction:
+    if Path(getattr(model, "file", "")).suffix.lower() != ".tflite":
+        return prediction
+    try:
+        _, _, found = find_core(spec)
+        kernels: Kernels = "cmsis-nn" if found.is_arm else "reference"
+        return replace(prediction, mcu=mcu_memory(model.file, core=spec, kernels=kernels))
+    except EdgeOptError as error:
+        # Weights stay in flash, so the sum of all tensors would be a wrong verdict.
+        remark = f"RAM and flash under TFLM are not known: {error}"
+        return replace(prediction, ram_bytes=(), remarks=(*prediction.remarks, remark))
+
+
 def _peak(arena: TflmArena) -> tuple[int, list[PlannedBuffer]]:
     """Return the step at which most bytes are alive, and the buffers of that step, the largest first."""
     change: Counter[int] = Counter()
@@ -199,7 +225,7 @@ def _verdicts(spec: DeviceSpec, arena_bytes: int, flash_bytes: int) -> tuple[Mem
     )
     if flash is not None:
         size = int(flash.value)
-        verdicts.append(MemoryVerdict("flash", flash_bytes, FLASH_MARGIN_BYTES, size, size, _FLASH_MARGIN, flash_bytes))
+        verdicts.append(MemoryVerdict("Flash", flash_bytes, FLASH_MARGIN_BYTES, size, size, _FLASH_MARGIN, flash_bytes))
     return tuple(verdicts)
 
 

@@ -211,7 +211,7 @@ def compare_targets(
     inputs: Any = None,
     targets: Target | Sequence[Target] = (),
     *,
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
     runtime: str | None = None,
     threads: int | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -227,7 +227,7 @@ def compare_targets(
         model: As in `profile`.
         inputs: As in `profile`; the first dimension of every input is the batch.
         targets: One target or several, each as in `profile`.
-        precision: Type of the numbers on the targets.
+        precision: Type of the numbers on the targets; default: int8 for a file that computes in int8, else fp32.
         runtime: Runtime on each target, such as "ncnn"; by default the one with the most accurate data.
         threads: Threads of the runtime there, as in `estimate`.
         kwargs: Arguments of the model by name.
@@ -240,8 +240,12 @@ def compare_targets(
     >>> [(fit.prediction.target, fit.fits, fit.prediction.bound) for fit in comparison.targets]
     [('raspberry-pi-4', True, 'overhead'), ('rp2040', True, 'unknown')]
     """
-    resolved = resolve_targets(targets, precision, runtime=runtime, threads=threads)
+    if precision is not None:  # what cannot be asked of a target is refused before a model is loaded
+        resolve_targets(targets, precision, runtime=runtime, threads=threads)
     module, inputs, kwargs, own_name = resolve_call(model, inputs, kwargs)
+    own: Precision = getattr(module, "computes_in", "fp32")
+    precision = precision or own
+    resolved = resolve_targets(targets, precision, runtime=runtime, threads=threads)
     name = name or own_name
     profiled = profile(
         module, inputs, kwargs=kwargs, name=name, target=resolved, precision=precision, runtime=runtime, threads=threads
@@ -263,6 +267,10 @@ def _target_fit(
     """Return what is known about the memory of one target; a model that refuses other batches gets a remark."""
     batch: BatchFit | None = None
     remarks: tuple[str, ...] = ()
+    if prediction.mcu is not None:
+        mcu = prediction.mcu
+        remarks = tuple(f"{verdict.memory}: {verdict.text}" for verdict in mcu.verdicts)
+        return TargetFit(prediction, mcu.fits, mcu.arena_bytes, sizes, None, remarks)
     if not sizes:
         remarks = (f"the RAM of {prediction.target} is unknown, so whether the model fits is too",)
     else:

@@ -34,7 +34,7 @@ S = TypeVar("S")
 
 # As everywhere here, a MB is 2**20 bytes.
 _UNITS: Mapping[Kind, Mapping[str, float]] = {
-    "bytes": {"bytes": 1, "kb": 2**10, "mb": units.MIB, "gb": 2**30},
+    "bytes": {"bytes": 1, "kb": 2**10, "kib": 2**10, "mb": units.MIB, "gb": 2**30},
     "time": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
     "energy": {"j": 1.0, "mj": 1e-3, "kj": 1e3},
 }
@@ -163,6 +163,9 @@ PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _of("measurement", "energy", "energy", lambda run: None if run.energy is None else run.energy.joules),
     # No energy: a prediction has no interval for it, so a limit next to it would pass for kept.
     _of("prediction", "predicted", "time", lambda prediction: prediction.seconds, _predicted_interval),
+    # Of a microcontroller: the arena, and the file with the code of TFLM.
+    _of("prediction", "ram", "bytes", lambda prediction: prediction.mcu and prediction.mcu.arena_bytes),
+    _of("prediction", "flash", "bytes", lambda prediction: prediction.mcu and prediction.mcu.flash_bytes),
 )
 
 

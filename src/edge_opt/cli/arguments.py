@@ -59,7 +59,8 @@ Batch = Annotated[int | None, Option("--batch", "-b", metavar="N", help="First d
 Runtime = Annotated[
     str | None, Option(metavar="NAME", help="Its runtime, such as ncnn. Default: the one with the most accurate data.")
 ]
-TargetPrecision = Annotated[str, Option(metavar="NAME", help="Its precision: fp32, fp16, bf16, int8 or int4.")]
+_PRECISION = "Its precision: fp32, fp16, bf16, int8 or int4. Default: int8 for an int8 file, else fp32."
+TargetPrecision = Annotated[str | None, Option(metavar="NAME", help=_PRECISION)]
 _TARGET = "Predict for a device, platform, calibration file or host"
 Target = Annotated[str | None, Option("--target", "-t", metavar="NAME", help=f"{_TARGET}.")]
 Targets = Annotated[list[str] | None, Option("--target", "-t", metavar="NAME", help=f"{_TARGET}; repeatable.")]

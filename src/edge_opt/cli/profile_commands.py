@@ -45,7 +45,7 @@ def profile(
     batch: shared.Batch = None,
     mode: str = option("eval", "NAME", "eval or train."),
     target: shared.Targets = None,
-    precision: shared.TargetPrecision = "fp32",
+    precision: shared.TargetPrecision = None,
     runtime: shared.Runtime = None,
     measure: bool = option(False, "--measure", "Run the model here: latency, memory and energy."),
     min_time: shared.MinTime = 1.0,

@@ -6,10 +6,11 @@ What is measured of a file is `measuring.session.FileSession`: the file in its o
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -29,6 +30,8 @@ from edge_opt.trace.tape import current_tape
 from edge_opt.trace.tracer import trace
 
 _MOST_FUSED = 4
+# Operators of ONNX that are only in a file whose products are computed in int8.
+_QUANTIZING = frozenset(("QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"))
 
 
 class FileModel(ShapeOnlyModule):
@@ -111,6 +114,19 @@ class FileModel(ShapeOnlyModule):
         """The type of an input that is given by its shape alone: that of the file's inputs, floats first."""
         dtypes = [torch_dtype(value.dtype) for value in self.plan.file.graph.inputs if value.dtype]
         return next((dtype for dtype in dtypes if dtype.is_floating_point), dtypes[0] if dtypes else None)
+
+    @property
+    def computes_in(self) -> Literal["fp32", "int8"]:
+        """The type that most of the file's values have: int8 where they are bytes, or nodes quantize them."""
+        graph = self.plan.file.graph
+        if any(node.op in _QUANTIZING for node in graph.nodes):
+            return "int8"
+        sizes: Counter[str] = Counter()
+        for name in {name for node in graph.nodes for name in node.outputs}:
+            value = graph.values.get(name)
+            if value is not None and value.dtype and value.shape is not None:
+                sizes[value.dtype] += prod(dim for dim in value.shape if isinstance(dim, int))
+        return "int8" if sizes and sizes.most_common(1)[0][0] in ("int8", "uint8") else "fp32"
 
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Return inputs of the file's shapes, an open first dimension taken as 1; None where more is open."""

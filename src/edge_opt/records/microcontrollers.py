@@ -18,7 +18,7 @@ class MemoryPart(Record):
 class MemoryVerdict(Record):
     """Whether one kind of memory of a board is enough."""
 
-    memory: str = field('"RAM" or "flash".')
+    memory: str = field('"RAM" or "Flash".')
     needed_bytes: int = field("What the model and the runtime need, without the margin.")
     margin_bytes: int = field("What is kept free for what is not counted.")
     available_bytes: int = field("What the board has.")
@@ -35,6 +35,15 @@ class MemoryVerdict(Record):
     @property
     def fits(self) -> bool:
         return self.left_bytes >= 0
+
+    @property
+    def text(self) -> str:
+        """What is needed and left, in a few words."""
+        left = f"{units.size(abs(self.left_bytes))} {'left' if self.fits else 'missing'}"
+        return (
+            f"{units.size(self.needed_bytes)} of {units.size(self.available_bytes)}, {left} with a margin of "
+            f"{units.size(self.margin_bytes)} for {self.not_counted}"
+        )
 
 
 @record
@@ -64,6 +73,13 @@ class McuMemory(Shown):
     def fits(self) -> bool | None:
         """Whether RAM and flash of the board suffice; None where no board was named."""
         return all(verdict.fits for verdict in self.verdicts) if self.verdicts else None
+
+    def parts_text(self, memory: str) -> str:
+        """Return what the RAM or the flash consists of, in a few words."""
+        if memory == "RAM":
+            return f"activations and scratch {units.size(self.head_bytes)}, persistent {units.size(self.tail_bytes)}"
+        weights = self.flash_parts[0].nbytes
+        return f"weights {units.size(weights)}, rest of the file and code {units.size(self.flash_bytes - weights)}"
 
     def _brief(self) -> str:
         fits = {None: "", True: "; it fits", False: "; it does not fit"}[self.fits]

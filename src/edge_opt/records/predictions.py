@@ -9,6 +9,7 @@ from edge_opt.records.costs import OpSignature, Shape
 from edge_opt.records.devices import BatchFit, Bound, Precision
 from edge_opt.records.fields import Record, Shown, field, record
 from edge_opt.records.measurements import Energy, Environment, ModuleMemory
+from edge_opt.records.microcontrollers import McuMemory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,6 +148,8 @@ class Prediction(Shown):
     energies: tuple[Energy, ...] = field("Joules per forward with their source; the layers add up to the first.")
     remarks: tuple[str, ...] = field("What a reader should know before trusting the figure.")
     ram_bytes: tuple[int, ...] = field("RAM sizes that are sold, smallest first; empty: not known.", default=())
+    mcu: McuMemory | None = field("RAM and flash on a microcontroller; None: another device, or not known.",
+                                  default=None)  # fmt: skip
 
     def _brief(self) -> str:
         time = "no time known" if self.seconds is None else units.duration(self.seconds)

@@ -28,7 +28,7 @@ from edge_opt.report.figures import (
     sensitivity_data,
     timeline,
 )
-from edge_opt.report.profile_text import fit_of, fits_lines
+from edge_opt.report.profile_text import fit_of, fits_lines, verdict_sentence
 from edge_opt.report.sweep_files import answer, conclusion, speedup_data, sweep_rows
 from edge_opt.report.table import leaf_rows, table
 from edge_opt.text import shorten
@@ -128,7 +128,12 @@ def _on_target(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[
             label, note = f"On {prediction.target}", f"{batch}, {prediction.precision}, {prediction.basis}"
             low, high = prediction.low, prediction.high
             yield Card(_TARGET, label, prediction.seconds, "time", "predicted", note, low=low, high=high)
-        if prediction.ram_bytes:
+        if prediction.mcu is not None:
+            for verdict in prediction.mcu.verdicts:
+                label = f"{verdict.memory}: {'fits' if verdict.fits else 'does not fit'}"
+                note = verdict_sentence(prediction.mcu, verdict)
+                yield Card(_TARGET, label, verdict.needed_bytes, "bytes", "estimated", note)
+        elif prediction.ram_bytes:
             fits, needed = fit_of(profile, prediction)
             ram = f"{prediction.target} has {units.sizes(prediction.ram_bytes)} of RAM"
             note = f"{batch}, {prediction.precision}; {ram}"

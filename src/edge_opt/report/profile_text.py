@@ -11,6 +11,7 @@ from edge_opt.boards.capacity import peak_memory
 from edge_opt.errors import InvalidInput
 from edge_opt.records.costs import Shape
 from edge_opt.records.measurements import Energy, Latency, LayerLatencies, MeasuredMemory, Measurement
+from edge_opt.records.microcontrollers import McuMemory, MemoryVerdict
 from edge_opt.records.predictions import Prediction
 from edge_opt.records.profiles import Level, ModelProfile
 from edge_opt.report.sheets import OPTIONAL, Cell, Column, Note, Sheet, sheet_markdown, sheet_text
@@ -379,12 +380,21 @@ def fits_lines(profile: ModelProfile) -> list[Note]:
     """Return whether each device that was predicted for holds the model; nothing where its RAM is not known."""
     lines = []
     for prediction in profile.predictions:
-        if prediction.ram_bytes:
+        if prediction.mcu is not None:
+            mcu = prediction.mcu
+            lines += [(verdict.memory, verdict_sentence(mcu, verdict)) for verdict in mcu.verdicts]
+            lines.append(("Kernels", f"{mcu.kernels}; arena {mcu.arena_bytes} bytes, fullest at {mcu.peak_operator}"))
+        elif prediction.ram_bytes:
             answer, needed = fit_of(profile, prediction)
             parts = f"{units.size(needed)} in {prediction.precision} (weights, input, activations)"
             ram = f"{prediction.target} has {units.sizes(prediction.ram_bytes)}"
             lines.append(("Fits", f"{answer}: {parts}, and {ram}"))
     return lines
+
+
+def verdict_sentence(mcu: McuMemory, verdict: MemoryVerdict) -> str:
+    """Return whether one memory of a microcontroller suffices, what is left, and what it consists of."""
+    return f"{'yes' if verdict.fits else 'no'}: {verdict.text}; {mcu.parts_text(verdict.memory)}"
 
 
 def fit_of(profile: ModelProfile, prediction: Prediction) -> tuple[str, int]:
