@@ -75,7 +75,11 @@ class McuMemory(Shown):
         return all(verdict.fits for verdict in self.verdicts) if self.verdicts else None
 
     def parts_text(self, memory: str) -> str:
-        """Return what the RAM or the flash consists of, in a few words."""
+        """Return what the RAM or the flash consists of, in a few words.
+
+        Args:
+            memory: "RAM" or "Flash".
+        """
         if memory == "RAM":
             return f"activations and scratch {units.size(self.head_bytes)}, persistent {units.size(self.tail_bytes)}"
         weights = self.flash_parts[0].nbytes
