@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from edge_opt._support.extras import pip_name
 from edge_opt._support.progress import quiet, report_progress
 from edge_opt.errors import EdgeOptError, InvalidInput, MissingExtra, ModelNotFound, first_line
 
@@ -333,7 +334,8 @@ def _hub(package: str) -> ModuleType:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"{package} models need {error.name}, which is not installed; run `pip install {error.name}`{_same_build()}"
+            f"{package} models need {error.name}, which is not installed; run `pip install {pip_name(error.name)}`"
+            f"{_same_build()}"
         ) from error
     except Exception as error:
         what = first_line(error)

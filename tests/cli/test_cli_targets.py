@@ -83,7 +83,6 @@ def test_the_table_of_layers_is_saved_with_its_prediction(tmp_path: Path) -> Non
         (["--precision", "int8"], "--precision int8 requires --target, such as --target raspberry-pi-4"),
         (["-t", "host"], "this host has not been calibrated; run `edge-opt calibrate`"),
         (["--sort", "predicted"], "cannot sort by predicted"),
-        (["-t", "pi4", "-t", "nano", "--sort", "macs"], "--sort works with one --target only"),
         (["-t", "pi4", "-t", "nano", "--measure"], "--measure works with one --target only"),
         (["-t", "pi4", "-t", "nano", "-o", "p.json"], "--output works with one --target only"),
     ],

@@ -48,6 +48,21 @@ def import_optional(module: str, what: str, extra: str, package: str | None = No
         raise missing_extra(what, package or top, extra, "" if is_absent else first_line(error)) from error
 
 
+# Packages that are imported under another name than pip knows.
+_PIP_NAMES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "skimage": "scikit-image",
+              "yaml": "pyyaml", "bs4": "beautifulsoup4", "google": "protobuf"}  # fmt: skip
+
+
+def pip_name(module: str | None) -> str:
+    """Return what pip installs for a module.
+
+    >>> pip_name("PIL.Image"), pip_name("timm")
+    ('pillow', 'timm')
+    """
+    top = (module or "").partition(".")[0]
+    return _PIP_NAMES.get(top, top)
+
+
 def installed(package: str) -> str | None:
     """Return the installed version of a package without importing it; None if it is not installed.
 

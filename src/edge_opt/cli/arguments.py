@@ -74,6 +74,10 @@ RecordFiles = Annotated[
 _INPUT = re.compile(r"(?:(?P<name>[^\W\d]\w*):)?(?P<dims>scalar|-?\d[^:]*)(?::(?P<dtype>[^:]+))?")
 _VALUE = re.compile(r"[^\W\d]\w*\s*=.*", re.DOTALL)
 _REFERENCE = re.compile(r"[^:]+:[^\W\d]\w*")
+_DICT_REMEDY = (
+    "for a model that takes a dict, write in a file\n  def inputs(): return [{'x': torch.zeros(1, 3, 32, 32)}]\n"
+    "and pass --inputs file.py:inputs"
+)
 _SEPARATOR = re.compile(f"[xX{units.TIMES}]")
 
 
@@ -212,7 +216,8 @@ def _input(text: str, batch: int | None) -> tuple[str | None, InputSpec]:
             raise ValueError(text)
         shape = () if parts["dims"] == "scalar" else tuple(map(int, _SEPARATOR.split(parts["dims"])))
     except ValueError:
-        raise InvalidInput(f"--inputs {text!r} cannot be read; write {GRAMMAR}, or file.py:NAME") from None
+        remedy = _DICT_REMEDY if text.lstrip().startswith("{") else f"write {GRAMMAR}, or file.py:NAME"
+        raise InvalidInput(f"--inputs {text!r} cannot be read; {remedy}") from None
     try:
         spec = InputSpec(shape, parts["dtype"])
     except InvalidInput as error:
@@ -231,6 +236,8 @@ def _keyword(text: str) -> tuple[str, Any]:
             f"--inputs {text!r}: {value!r} is neither JSON nor a Python literal; put quotes around text: "
             f"--inputs \"{name}='{value}'\""
         )
+    if isinstance(literal, dict) and any(isinstance(item, (str, list, tuple)) for item in literal.values()):
+        raise InvalidInput(f"--inputs {text!r}: tensors in a dict cannot be written here; {_DICT_REMEDY}")
     if isinstance(literal, (list, tuple)) and literal and all(type(item) is int for item in literal):
         raise InvalidInput(f"--inputs {text!r}: a list of integers would be taken for a shape; use Python")
     return name, literal

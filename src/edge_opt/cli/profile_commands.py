@@ -21,6 +21,7 @@ from edge_opt.cli.shell import (
     not_satisfied,
     print_and_save,
     print_json,
+    print_record,
     print_status,
     result_console,
     tagged,
@@ -35,8 +36,8 @@ from edge_opt.report.table import LEVELS, SORT_COLUMNS
 from edge_opt.units import MIB, size
 
 if TYPE_CHECKING:
-    from edge_opt.records.devices import Engine
-    from edge_opt.records.profiles import Level, ModelProfile
+    from edge_opt.records.devices import BatchFit, Engine
+    from edge_opt.records.profiles import Budget, Level, ModelProfile
 
 
 def profile(
@@ -81,12 +82,13 @@ def profile(
     call_texts = (model, inputs, batch)
     if len(target or []) > 1:
         needs_layers = {
-            "--measure": measure, "--level": level, "--depth": depth is not None, "--sort": sort, "--top": top,
+            "--measure": measure,
             "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
             "--strict": strict, "--runtime-profile": runtime_profile, "--isolate": isolate,
         }  # fmt: skip
         prediction = {"precision": precision, "runtime": runtime, "threads": threads}
-        _compare_targets(call_texts, target or [], prediction, needs_layers)
+        view = None if (level, depth, sort, top) == (None, None, None, None) else (depth, sort, top, shown)
+        _compare_targets(call_texts, target or [], prediction, needs_layers, view)
         return
     here, there = split_threads(threads, measure, target[0] if target else None)
     with measuring(measure, min_time, here, "--measure or --target") as measured, loaded_call(*call_texts) as call:
@@ -107,18 +109,29 @@ def profile(
 
 
 def _compare_targets(
-    call_texts: tuple[Any, ...], targets: list[str], prediction: dict[str, Any], needs_layers: Mapping[str, object]
+    call_texts: tuple[Any, ...],
+    targets: list[str],
+    prediction: dict[str, Any],
+    needs_one: Mapping[str, object],
+    view: tuple[Any, ...] | None,
 ) -> None:
-    """Predict a model on several targets, and print one row for each; options that need layers are refused."""
-    import edge_opt as eo
+    """Predict a model on several targets, and print one row for each, below the layers where a view of them is asked.
 
-    conflicting = [option for option, value in needs_layers.items() if value]
+    `needs_one` are options that go with one target only.
+    """
+    import edge_opt as eo
+    from edge_opt.report.profile_text import profile_sheet
+
+    conflicting = [option for option, value in needs_one.items() if value]
     if conflicting:
         raise InvalidInput(f"{conflicting[0]} works with one --target only; drop it, or keep one target")
     with loaded_call(*call_texts) as call:
         comparison = eo.compare_targets(
             call.model, call.inputs, targets, kwargs=call.kwargs, name=call.name, **prediction
         )
+        layers = eo.profile(call.model, call.inputs, kwargs=call.kwargs, name=call.name) if view else None
+    if layers is not None and view is not None:
+        print_sheet(result_console(), profile_sheet(layers, *view))
     if wants_json():
         print_json(tagged("targets", to_plain(comparison)))
     else:
@@ -174,6 +187,7 @@ def train_cost(
     accumulate: int = option(1, "N", "Batches per optimizer step."),
     suggest: bool = option(False, "--suggest", "Show what would reduce the memory of the step."),
     budget: str | None = option(None, "BUDGET", "Exit with 1 above it, such as 'train_peak_memory_mb <= 512'."),
+    largest_batch: bool = option(False, "--largest-batch", "Find the largest batch for --budget or a --target's RAM."),
     target: shared.Targets = None,
     top: int | None = option(None, "-n, --top N", "Only the N layers with most FLOPs."),
     output: shared.RecordFiles = None,
@@ -184,6 +198,7 @@ def train_cost(
     edge-opt train-cost torchvision:resnet18 -i 8x3x224x224 --optimizer sgd
     edge-opt train-cost net.py:Net -i 32x3x32x32 --frozen stem,layer1 --checkpoint layer2,layer3
     edge-opt train-cost net.py:Net -i 32x3x32x32 --budget "train_peak_memory_mb <= 512" --suggest
+    edge-opt train-cost net.py:Net -i 1x3x32x32 --budget "train_peak_memory_gb <= 8" --largest-batch
     """
     import edge_opt as eo
     from edge_opt.records.training_steps import TrainingStep
@@ -197,10 +212,16 @@ def train_cost(
             "loss": None if loss is None else _loss(loss), "optimizer": optimizer, "frozen": frozen,
             "autocast": autocast, "accumulate": accumulate,
         }  # fmt: skip
-        step = eo.training_step(
-            call.model, call.inputs, kwargs=call.kwargs, checkpoint=checkpoint, name=call.name,
-            target=target or None, remedies=suggest, **options,
-        )  # fmt: skip
+        if largest_batch:
+            fit = _largest_batch(call, limit, target or [], options | {"checkpoint": checkpoint})
+        else:
+            step = eo.training_step(
+                call.model, call.inputs, kwargs=call.kwargs, checkpoint=checkpoint, name=call.name,
+                target=target or None, remedies=suggest, **options,
+            )  # fmt: skip
+    if largest_batch:
+        print_record(fit, "batch_fit")
+        return
     print_and_save(step, training_sheet(step, top) if top else sheet_of(step, is_brief=True), output)
     scale = 1.0 if limit is None else _PEAK_MEMORY[limit.metric].scale
     if limit is not None and not limit.holds(step.peak_bytes / scale):
@@ -210,6 +231,28 @@ def train_cost(
         choice = fewest_checkpoints(call.model, call.inputs, kwargs=call.kwargs, budget_mb=limit_mb, **options)
         hint = f"--checkpoint {','.join(choice.paths)} keeps it" if choice.fits else "no set of checkpoints keeps it"
         raise not_satisfied(f"the peak is {size(step.peak_bytes)}, and the budget is {limit.text}; {hint}")
+
+
+def _largest_batch(call: LoadedCall, limit: Budget | None, targets: list[str], options: dict[str, Any]) -> BatchFit:
+    """Return the largest batch of a training step within a budget or the RAM of a device."""
+    import edge_opt as eo
+    from edge_opt.trace.inputs import InputSpec
+
+    if (limit is None) == (len(targets) != 1):
+        raise InvalidInput("--largest-batch needs one limit: --budget 'train_peak_memory_mb <= 4096' or one --target")
+
+    def one_sample(spec: Any) -> Any:
+        return InputSpec(spec.shape[1:], spec.dtype) if isinstance(spec, InputSpec) else spec
+
+    return eo.fit_batch(
+        call.model,
+        [one_sample(spec) for spec in call.inputs or []],
+        kwargs={name: one_sample(spec) for name, spec in call.kwargs.items()},
+        memory_limit_mb=None if limit is None else limit.limit * _PEAK_MEMORY[limit.metric].scale / MIB,
+        target=targets[0] if targets else None,
+        step="train",
+        training=options,
+    )
 
 
 def _loss(reference: str) -> Any:
@@ -224,12 +267,12 @@ def _loss(reference: str) -> Any:
 
 
 _MODEL = "model.gguf, a folder with safetensors or a config.json, hf:ORG/NAME, or file.py:NAME."
-_WEIGHTS = "Formats with commas: q4_k_m, q8_0, fp16, int4, ... Default: the file's own, or fp16."
+_WEIGHTS = "Format: q4_k_m, q8_0, fp16, int4, ...; repeatable, or with commas. Default: the file's own, or fp16."
 
 
 def llm(
     model: Annotated[str, Argument(metavar="MODEL", help=_MODEL)],
-    weights: str | None = option(None, "-w, --weights FORMATS", _WEIGHTS),
+    weights: list[str] | None = option(None, "-w, --weights FORMATS", _WEIGHTS),
     context: int | None = option(None, "-c, --context N", "Positions in the key-value cache at the end."),
     prompt: int | None = option(None, "-p, --prompt N", "Tokens of the prompt."),
     batch: int = option(1, "-b, --batch N", "Sequences served at once."),
@@ -261,7 +304,7 @@ def llm(
         result = eo.llm(
             _source(model),
             target=target if len(target or []) > 1 else next(iter(target or []), None),
-            weights=weights,
+            weights=",".join(weights) if weights else None,
             context=context,
             prompt=prompt,
             batch=batch,

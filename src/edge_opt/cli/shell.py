@@ -86,7 +86,7 @@ _GROUPS = {
     "Pruning": "ratio macs_target latency_target importance ignore round_to seed",
     "Quantization": "scheme keep_float calibration calibration_batches",
     "Verification": "verify_on max_difference min_agreement",
-    "Training": "loss optimizer frozen checkpoint autocast accumulate suggest",
+    "Training": "loss optimizer frozen checkpoint autocast accumulate suggest largest_batch",
     "Measure": "measure min_time threads seconds runtime_profile measure_on",
     "Execution": "workers scheduler insecure retry_failed fresh",
     "Output": "level depth sort top everything convention tool title output strict",

@@ -24,6 +24,8 @@ SORT_KEYS = ("macs", "params", "time", "bytes", "peak", "activations", "flops")
 _MAIN_KEYS = ("macs", "params", "time")
 # With less in common than this, a table of differences says little.
 _RELATED = 0.25
+# More layers than this of different architectures are summed up by type.
+_SUMMARIZED = 12
 
 
 def letter(model: int) -> str:
@@ -155,11 +157,46 @@ def shown_comparison(
         return Sheet(_title(comparison), notes=(("Result", "no differences"),))
     keys = [key for key in _known_keys(comparison) if key in (*_MAIN_KEYS, sort)]
     listed = [row for row in rows if everything or any(_value(layer, key) for layer in row.layers for key in keys)]
-    tables = (_layer_table(comparison, listed, sort), _totals_table(comparison))
     hidden = len(rows) - len(listed)
     titles = " or ".join(COLUMNS[SORT_COLUMNS[key]].title for key in keys)
     more = [("More", f"{hidden} layers differ, but have no {titles}: --all shows them")] if hidden else []
+    layers = _layer_table(comparison, listed, sort)
+    if not (everything or top or sort) and len(listed) > _SUMMARIZED and _is_unrelated(comparison):
+        more, layers = (
+            [("More", f"{len(rows)} layers differ: --all lists them, --top 10 the largest")],
+            _types(comparison),
+        )
+    tables = (layers, _totals_table(comparison))
     return Sheet(_title(comparison), tables, (*_notes(comparison), *more))
+
+
+def _is_unrelated(comparison: ModelComparison) -> bool:
+    """Return whether the models are different architectures: few of their layers align."""
+    shares = [comparison.aligned_share(model) for model in range(1, len(comparison.names))]
+    return any(share is not None and share < _RELATED for share in shares)
+
+
+def _types(comparison: ModelComparison) -> Table:
+    """Return one row per type of layer with the sums of each model: a summary of different architectures."""
+    by_kind: dict[str, list[list[Any]]] = {}
+    for row in comparison.layers:
+        for model, layer in enumerate(row.layers):
+            if layer is not None and any(_value(layer, key) for key in _MAIN_KEYS):
+                by_kind.setdefault(layer.kind, [[] for _ in comparison.names])[model].append(layer)
+
+    def total(layers: Sequence[Any], key: str) -> float:
+        return sum(_value(layer, key) or 0 for layer in layers)
+
+    kinds = sorted(by_kind.items(), key=lambda item: -max(total(layers, "macs") for layers in item[1]))
+    columns = [text_column("Type", (kind for kind, _ in kinds))]
+    for model in range(len(comparison.names)):
+        columns.append(column(f"Layers {letter(model)}", (str(len(models[model])) for _, models in kinds)))
+    for key in (key for key in _known_keys(comparison) if key in _MAIN_KEYS):
+        title, text = COLUMNS[SORT_COLUMNS[key]].title, COLUMNS[SORT_COLUMNS[key]].text
+        for model in range(len(comparison.names)):
+            sums = (text(total(models[model], key)) for _, models in kinds)
+            columns.append(column(f"{title} {letter(model)}", sums))
+    return tuple(columns)
 
 
 def document(comparison: ModelComparison) -> str:

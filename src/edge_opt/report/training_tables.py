@@ -29,7 +29,10 @@ def training_sheet(step: TrainingStep, top: int | None = None) -> Sheet:
     layers = sorted(step.layers, key=lambda layer: -layer.flops)[:top] if top else step.layers
     hidden = len(step.layers) - len(layers)
     more = [("More", f"{hidden} layers with fewer FLOPs; --top {len(step.layers)} shows all")] if hidden else []
-    return Sheet(step.name, (_layer_table(layers),), (*_notes(step), *more), _curve_svg(step))
+    # The answer comes first: what the step needs.
+    needs = f"peak {units.size(step.peak_bytes)} {_where(step.peak)}, {units.count(step.flops)} FLOPs"
+    title = f"{step.name}, a training step with {step.optimizer}: {needs}"
+    return Sheet(title, (_layer_table(layers),), (*_notes(step), *more), _curve_svg(step))
 
 
 def _brief_training_sheet(step: TrainingStep) -> Sheet:

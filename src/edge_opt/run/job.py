@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib
 import json
@@ -10,8 +9,8 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -52,6 +51,7 @@ from edge_opt.run.model_and_data import (
 from edge_opt.runtimes.agreement import sized
 from edge_opt.runtimes.registry import find_runtime
 from edge_opt.search.isolation import Isolation, Limits, Phase, pickle_job
+from edge_opt.search.locks import exclusive
 from edge_opt.tasks.batches import RunnerAsModule, example_inputs, sized_call
 from edge_opt.trace.inputs import CallArguments
 from edge_opt.training_steps.step_report import training_step
@@ -101,7 +101,7 @@ def variant_of(source: ModelAndData, splits: Splits, candidate: Candidate, cache
     if not candidate.is_pruned and not trains_for_int8(candidate, config):
         return Variant(source.build(), None, ())
     folder = cache / variant_key(candidate, config)
-    with _exclusive(folder):
+    with exclusive(folder):
         if not (folder / FACTS).is_file():
             _make_variant(source, splits, candidate, folder)
     return read_variant(source, folder)
@@ -111,15 +111,6 @@ def read_variant(source: ModelAndData, folder: Path) -> Variant:
     """Return the variant that an earlier process has written to a folder."""
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     return Variant(load_pruned(folder, source.build).eval(), folder, tuple(facts["remarks"]))
-
-
-@contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
-    """Let one process at a time work on a folder; the kernel releases the lock also when the process is killed."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _prune(
@@ -301,7 +292,7 @@ class PipelineJob:
             return None
         folder = self.cache / f"{variant_key(candidate, self.config)}-onnx"
         facts = folder / FACTS
-        with _exclusive(folder):
+        with exclusive(folder):
             if not facts.is_file():
                 folder.mkdir(parents=True, exist_ok=True)
                 try:

@@ -7,7 +7,6 @@ never blocks the next one.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -21,12 +20,29 @@ from typing import NamedTuple, TextIO
 
 from edge_opt.errors import EdgeOptError, FolderInUse
 
+try:
+    import fcntl
+except ImportError as error:
+    raise EdgeOptError(
+        "edge-opt run and sweep need Linux, macOS or WSL: they fork processes and lock files, which this system does "
+        "not support; profile, check, compare and convert work here"
+    ) from error
+
 LOCK_NAME = "sweep.lock"
 # `owner` holds the lock for an instant when it looks; a run that starts just then tries again.
 _TRIES = 5
 _PAUSE_S = 0.1
 # The folder that this process works in, for others that wait for it.
 _working_in: Path | None = None
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Let one process at a time work on a folder; the kernel releases the lock also when the process is killed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class Owner(NamedTuple):

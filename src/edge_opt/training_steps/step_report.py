@@ -273,13 +273,29 @@ _BY_NAME: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+# What people write, without its punctuation, and what it is called here.
+_ALSO_CALLED = {"sgdmomentum": "momentum", "momentumsgd": "momentum", "sgdm": "momentum", "nesterov": "momentum"} | {
+    f"{prefix}adam{w}8bit": "adamw-8bit" for prefix in ("", "paged") for w in ("", "w")
+}
+
+
+def _optimizer_key(name: str) -> str:
+    """Return the key of an optimizer's name: `torch.optim.SGD`, `AdamW8bit` and `sgd_momentum` are known.
+
+    >>> _optimizer_key("torch.optim.SGD"), _optimizer_key("PagedAdamW8bit")
+    ('sgd', 'adamw-8bit')
+    """
+    key = name.rpartition(".")[2].lower().replace("_", "-")
+    return key if key in _BY_NAME else _ALSO_CALLED.get(key.replace("-", "").replace(" ", ""), key)
+
+
 def _find_optimizer(wanted: Any) -> tuple[str, Callable[..., Any]]:
     """Return its name, and how to make it for a list of parameters.
 
     `wanted` is a name, a class of optimizers, an optimizer (its settings are taken) or a function of parameters.
     """
     if isinstance(wanted, str):
-        key = wanted.lower().replace("_", "-")
+        key = _optimizer_key(wanted)
         if key not in _BY_NAME:
             close = difflib.get_close_matches(key, _BY_NAME, n=2, cutoff=0.4)
             closest = f"; closest: {', '.join(close)}" if close else ""
@@ -292,7 +308,8 @@ def _find_optimizer(wanted: Any) -> tuple[str, Callable[..., Any]]:
     if isinstance(wanted, type) and issubclass(wanted, torch.optim.Optimizer):
         return wanted.__name__, wanted
     if callable(wanted):
-        return getattr(wanted, "__name__", type(wanted).__name__), wanted
+        made_by = wanted.func if isinstance(wanted, partial) else wanted
+        return getattr(made_by, "__name__", type(made_by).__name__), wanted
     raise InvalidInput(
         f"optimizer must be a name ({', '.join(_BY_NAME)}), a torch optimizer or a function; got {wanted!r}"
     )

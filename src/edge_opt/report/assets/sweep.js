@@ -41,13 +41,20 @@ function paretoFigure(sweep) {
   });
 }
 
+/** Decimals of percentages that tell ticks apart: plotly draws at most ten over the span. */
+function shareDigits(values) {
+  const known = values.filter((value) => value !== null && value !== undefined);
+  const span = 100 * (Math.max(...known) - Math.min(...known));
+  return span > 0 ? Math.min(4, Math.max(1, Math.ceil(-Math.log10(span / 10)))) : 1;
+}
+
 /** The axis of a figure, logarithmic where its candidates span a wide range. */
 function figureAxis(axis, rows) {
   const isCount = axis.name === "macs" || axis.name === "params";
   const short = (text) => text.replace(/\.0+ /, " ");
   const ticks = { ms: (value) => short(duration(value / 1e3)), MiB: (value) => short(size(value * 2 ** 20)) }[axis.unit];
   const scale = axis.is_log ? wideAxis(rows.map((row) => row[axis.name]), ticks ?? (isCount ? count : plain))
-    : { tickformat: isCount ? "~s" : axis.is_share ? ".1%" : "" };
+    : { tickformat: isCount ? "~s" : axis.is_share ? `.${shareDigits(rows.map((row) => row[axis.name]))}%` : "" };
   // Ticks with their own unit need none in the title.
   return { title: { text: axis.unit && !(axis.is_log && ticks) ? `${axis.title} (${axis.unit})` : axis.title }, ...scale };
 }
