@@ -35,13 +35,14 @@ from held_out import (
     relative_rows,
     within_core,
 )
-from published_tables import Board, Net, named, read_tables, timm_rows
+from published_tables import AI_HUB, Board, Net, named, read_tables, timm_rows
 
 from edge_opt.boards.class_costs import Costs, KernelConventions, ModelWork, Vector, fit_costs, rows_with_class
 from edge_opt.boards.fused_layers import model_work
 from edge_opt.boards.platform_file import (
     FOLDER,
     PRIORS,
+    SIBLINGS,
     Platform,
     PlatformFamily,
     costs_lines,
@@ -130,6 +131,20 @@ def groups(tables: Sequence[Board]) -> list[Group]:
         ),
         Group(
             "tflite-int8", some("tflite", "int8", "cpu", 10), KernelConventions(0.0, False), in_order, "ST's model zoo"
+        ),
+        *(
+            Group(
+                f"qualcomm-npu-{precision}",
+                tuple(
+                    board
+                    for board in tables
+                    if (board.source, board.precision) == (AI_HUB, precision) and len(board.times) >= 5
+                ),
+                KernelConventions(2e6, False, lanes=32, call_layers=30),
+                None,
+                "Qualcomm's AI Hub",
+            )
+            for precision in ("fp16", "int8", "w8a16")
         ),
         Group(
             "st-npu-int8",
@@ -275,6 +290,18 @@ def same_core(found: Sequence[Platform]) -> list[Platform]:
     return made
 
 
+def _npu_tables(folder: Path) -> tuple[Board, ...]:
+    """Boards of Qualcomm's table, whose nets have to be traced; none where their packages cannot be had."""
+    try:
+        declare_operators()
+        from npu_table import npu_boards
+
+        return npu_boards(folder)
+    except ImportError as error:
+        print(f"Qualcomm's table is left out: {error}", file=sys.stderr)
+        return ()
+
+
 def timm_group(folder: Path, every: int) -> Group | None:
     """timm's nets on one laptop, traced; None where timm cannot be had."""
     try:
@@ -328,6 +355,8 @@ def family_lines(kind: PlatformFamily) -> list[str]:
         f"habits = {{ cache_elements = {kind.conventions.cache_elements:g}, "
         f"splits_groups = {str(kind.conventions.splits_groups).lower()}"
         + (f", flash_weights = {kind.conventions.flash_weights:g}" if kind.conventions.flash_weights else "")
+        + (f", lanes = {kind.conventions.lanes}" if kind.conventions.lanes > 1 else "")
+        + (f", call_layers = {kind.conventions.call_layers}" if kind.conventions.call_layers else "")
         + " }",
         f"spread = {{ noise = {kind.spread.noise:.4f}, trust = {kind.spread.trust:g}, "
         f"quantile = {kind.spread.quantile:.4f} }}",
@@ -354,7 +383,7 @@ def write(out: Path, fitted: Sequence[Fitted]) -> int:
     found += same_core(found)
     names = {platform.name.replace("/", "_") + ".toml": platform for platform in found}
     for path in out.glob("*.toml"):
-        if path.name != PRIORS and path.name not in names:
+        if path.name not in (PRIORS, SIBLINGS, *names):
             path.unlink()
     for name, platform in names.items():
         (out / name).write_text(platform_text(platform), encoding="utf-8")
@@ -366,7 +395,7 @@ def write(out: Path, fitted: Sequence[Fitted]) -> int:
 
 def fit_all(folder: Path, every: int = 0) -> list[Fitted]:
     """Every group of the tables in a folder; timm's, which has to be traced, with `every` so many rows only."""
-    tables = read_tables(folder)
+    tables = (*read_tables(folder), *_npu_tables(folder))
     done: dict[str, Fitted] = {}
     for group in groups(tables):
         base = group.base

@@ -42,6 +42,8 @@ _FAMILIES = {
     "FastestDet": "shufflenet_v2", "proxylessnasnet": "mnasnet", "efficientnetv2_b0": "efficientnet_b0",
     "resnet50": "resnet18",
 }  # fmt: skip
+# The source of the table whose nets have to be traced (npu_table.py).
+AI_HUB = "Qualcomm AI Hub Models 0.65.0, performance files, BSD-3"
 _POWERSAVE = {"1": "little", "2": "big"}
 
 

@@ -60,19 +60,24 @@ class KernelConventions:
     `cache_elements`: a tensor of this many elements counts half. 6e5 is right for phones and boards, 0 for
     microcontrollers. `splits_groups`: whether a convolution in groups is run as that many convolutions, each a call of
     its own, as ncnn does; otherwise its MACs are a class of their own. `flash_weights`: a model with more weights than
-    these reads them from memory outside the chip; 0 where there is no such difference.
+    these reads them from memory outside the chip; 0 where there is no such difference. `lanes`: activations are stored
+    in blocks of this many channels, and arrays of multipliers take two blocks at a time; 1 where that does not matter.
+    `call_layers`: handing a model over to the engine takes as long as this many layers.
     """
 
     cache_elements: float = 6e5
     splits_groups: bool = True
     flash_weights: float = 0.0
+    lanes: int = 1
+    call_layers: int = 0
 
 
 class LayerWork(NamedTuple):
     """One layer as a runtime runs it, what is fused into it included.
 
     `module` is the number of the module call it belongs to, or its position where there are no modules. `reads` and
-    `writes` are elements of activations; `kernel` is empty unless it is a convolution; `rows` is how many vectors a
+    `writes` are elements of activations, `channels` those that one filter reads, `filters` those that are written (0:
+    not known); `kernel` is empty unless it is a convolution; `rows` is how many vectors a
     linear layer is applied to. `is_attention` marks products of two activations, `is_recurrent` what goes step by step.
     """
 
@@ -90,6 +95,7 @@ class LayerWork(NamedTuple):
     rows: int = 1
     is_attention: bool = False
     is_recurrent: bool = False
+    filters: int = 0
 
 
 def as_linear(work: LayerWork, batch: int) -> LayerWork:
@@ -120,17 +126,21 @@ class ModelWork(Record):
         return total
 
     def layer_quantities(self, conventions: KernelConventions) -> Vector:
-        """Return the same for each layer: one row per entry of `works`."""
+        """Return the same for each layer: one row per entry of `works`; the first has what a call takes."""
         if not self.works:
             return np.zeros((1, len(CLASSES)))
         is_outside = 0 < conventions.flash_weights < sum(work.weights for work in self.works)
-        return np.array([_quantities(work, conventions, is_outside) for work in self.works])
+        rows = np.array([_quantities(work, conventions, is_outside) for work in self.works])
+        rows[0, _AT["layers"]] += conventions.call_layers  # the model is handed over with its first layer
+        return rows
 
 
 def _quantities(work: LayerWork, conventions: KernelConventions, is_outside: bool) -> Vector:
     """Return one layer's amounts of every class; `is_outside`: its weights are read from flash outside the chip."""
     if is_outside and work.kind == "conv" and prod(work.kernel) > 1 and work.groups == 1:
         work = work._replace(macs=round(OUTSIDE_FLASH * work.macs))
+    if conventions.lanes > 1:
+        work = _in_blocks(work, conventions.lanes)
     amounts: dict[str, float] = {"layers": 1}
     passed = _passed(work.reads, conventions.cache_elements) + _passed(work.writes, conventions.cache_elements)
     if work.kind == "conv":
@@ -157,6 +167,23 @@ def _quantities(work: LayerWork, conventions: KernelConventions, is_outside: boo
         row[_AT[name]] = value
     scaled: Vector = row * _UNIT
     return scaled
+
+
+def _in_blocks(work: LayerWork, lanes: int) -> LayerWork:
+    """Return the layer as blocks of channels make it: 3 channels move as `lanes`, and multiply as twice as many."""
+
+    def filled(channels: int, block: int) -> float:
+        return -(-channels // block) * block / channels if channels else 1.0
+
+    extra = 1.0
+    if work.kind == "conv":
+        is_depthwise = work.groups > 1 and work.channels <= 2
+        extra = filled(work.filters, 2 * lanes) * (1.0 if is_depthwise else filled(work.channels, 2 * lanes))
+    return work._replace(
+        macs=round(work.macs * extra),
+        reads=round(work.reads * filled(work.channels * work.groups, lanes)),
+        writes=round(work.writes * filled(work.filters, lanes)),
+    )
 
 
 def _conv_class(work: LayerWork) -> str:

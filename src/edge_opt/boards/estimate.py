@@ -339,6 +339,7 @@ def _remarks(
 _WORKING_STATES = ("load", "highest_mode", "tdp")
 _TABLE_DTYPE: dict[Precision, str] = {
     "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "float16",
+    "w8a16": "int16",
 }  # fmt: skip
 
 

@@ -19,10 +19,10 @@ from edge_opt.records.costs import OpCall, OpSignature, TensorInfo
 from edge_opt.records.devices import Precision
 from edge_opt.records.profiles import ModelProfile
 
-ITEMSIZE: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "int4": 2}
+ITEMSIZE: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "int4": 2, "w8a16": 2}
 # Bytes per value of matrices of weights where that is not the size of everything else. Groups of 128 share a half of
 # scale and a zero of 4 bits: 4 + 20 / 128 bits, as `int4` of `weight_formats`.
-WEIGHT_ITEMSIZE: dict[Precision, float] = {"int4": (4 + 20 / 128) / 8}
+WEIGHT_ITEMSIZE: dict[Precision, float] = {"int4": (4 + 20 / 128) / 8, "w8a16": 1}
 _FLOATING = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 
 # The precision of a pass: the requested one, int8 of the model itself, or none that a peak would limit.
@@ -331,7 +331,15 @@ def _moved(module: int, signature: OpSignature, macs: int = 0) -> LayerWork:
         macs=macs,
         reads=sum(tensor.elements for tensor in signature.inputs if len(tensor.shape) > 1),
         writes=sum(tensor.elements for tensor in signature.outputs),
+        channels=_channels(signature.inputs),
+        filters=_channels(signature.outputs),
     )
+
+
+def _channels(tensors: Sequence[TensorInfo]) -> int:
+    """Return the channels of the first tensor: of an image or a video its second dimension, else the last."""
+    shape = tensors[0].shape if tensors else ()
+    return shape[1] if len(shape) > 3 else shape[-1] if shape else 0
 
 
 def _convolution(signature: OpSignature, macs: int) -> LayerWork:
@@ -352,5 +360,6 @@ def _convolution(signature: OpSignature, macs: int) -> LayerWork:
         # A transposed one has stride 1 in no kernel that is meant here.
         stride=2 if is_transposed else int(np.max(signature.argument("stride", 1))),
         places=out.shape[-len(weight.shape[2:]) :],
+        filters=out.shape[-len(weight.shape[2:]) - 1],
     )
     return as_linear(work, batch)

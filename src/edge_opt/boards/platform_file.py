@@ -6,8 +6,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,9 @@ else:
 
 FOLDER = Path(__file__).parent / "data" / "fitted"
 PRIORS = "priors.toml"
+SIBLINGS = "siblings.toml"
+# Two devices of the table with nearly the same chip differ by one factor of 4 %, and by 7 to 12 % from net to net.
+SIBLING_SD = 0.15
 Origin = Literal["fitted", "typed", "core"]
 
 
@@ -96,17 +99,42 @@ def fitted_platforms(device: str | None = None) -> tuple[Platform, ...]:
     (True, 'raspberry-pi-4')
     """
     pattern = "*.toml" if device is None else f"{device}_*.toml"
-    paths = (path for path in FOLDER.glob(pattern) if path.name != PRIORS)
-    return tuple(sorted(map(_shipped, paths), key=lambda platform: platform.name))
+    paths = (path for path in FOLDER.glob(pattern) if path.name not in (PRIORS, SIBLINGS))
+    known = [*map(_shipped, paths)]
+    for name in _siblings() if device is None else {device} & _siblings().keys():
+        known += _sibling_platforms(name)
+    return tuple(sorted(known, key=lambda platform: platform.name))
 
 
 def timed_devices() -> tuple[str, ...]:
     """Return the names of devices that some shipped platform is of, by the names of the files: none of them is read.
 
-    >>> "orange-pi-zero-2" in timed_devices()
-    True
+    >>> "orange-pi-zero-2" in timed_devices(), "galaxy-s23" in timed_devices()
+    (True, True)
     """
-    return tuple(sorted({path.name.partition("_")[0] for path in FOLDER.glob("*_*.toml")}))
+    return tuple(sorted({path.name.partition("_")[0] for path in FOLDER.glob("*_*.toml")} | _siblings().keys()))
+
+
+@cache
+def _siblings() -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads((FOLDER / SIBLINGS).read_text(encoding="utf-8"))
+
+
+def _sibling_platforms(device: str) -> Iterator[Platform]:
+    """Yield the platforms of a device from those of another one with the same NPU; inferred ones are less certain."""
+    entry = _siblings()[device]
+    for base in fitted_platforms(entry["base"]):
+        name = base.name.replace(base.device, device, 1)
+        if entry.get("same_times", False):
+            note = f"the table has the same times for it and {base.device}, which have one chip"
+            yield replace(base, name=name, device=device, title=entry["title"], notes=(*base.notes, note))
+        else:
+            costs = replace(base.costs, covariance=base.costs.covariance + SIBLING_SD**2)
+            note = f"no time of it is known: those of {base.device}, which has the same NPU"
+            yield replace(
+                base, name=name, device=device, title=entry["title"], costs=costs, rows=0, error=None, factor=None,
+                origin="core", notes=(*base.notes, note),
+            )  # fmt: skip
 
 
 @cache

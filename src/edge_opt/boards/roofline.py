@@ -110,7 +110,7 @@ def used_bandwidth(spec: DeviceSpec, engine: str) -> UsedBandwidth | None:
 
 _WIDER: dict[Precision, tuple[Precision, ...]] = {
     "fp32": ("fp32",), "fp16": ("fp16", "fp32"), "bf16": ("bf16", "fp32"), "int8": ("int8", "fp16", "fp32"),
-    "int4": ("int4", "fp16", "fp32"),
+    "int4": ("int4", "fp16", "fp32"), "w8a16": ("w8a16", "fp16", "fp32"),
 }  # fmt: skip
 
 

@@ -59,7 +59,7 @@ Batch = Annotated[int | None, Option("--batch", "-b", metavar="N", help="First d
 Runtime = Annotated[
     str | None, Option(metavar="NAME", help="Its runtime, such as ncnn. Default: the one with the most accurate data.")
 ]
-_PRECISION = "Its precision: fp32, fp16, bf16, int8 or int4. Default: int8 for an int8 file, else fp32."
+_PRECISION = "Its precision: fp32, fp16, bf16, int8, int4, w8a16. Default: int8 for an int8 file, else fp32."
 TargetPrecision = Annotated[str | None, Option(metavar="NAME", help=_PRECISION)]
 _TARGET = "Predict for a device, platform, calibration file or host"
 Target = Annotated[str | None, Option("--target", "-t", metavar="NAME", help=f"{_TARGET}.")]

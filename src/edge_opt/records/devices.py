@@ -8,8 +8,9 @@ from edge_opt.records.fields import Record, Shown, field, record
 
 FigureKind = Literal["vendor", "measured", "secondary", "derived"]
 Engine = Literal["cpu", "gpu", "npu", "all"]
-# int4 is of weights alone: they are widened to 16 bits where they are used.
-Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+# int4 is of weights alone: they are widened to 16 bits where they are used. w8a16 has weights of 8 and activations of
+# 16 bits, as NPUs take them.
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4", "w8a16"]
 Bound = Literal["memory", "compute", "overhead", "unknown"]
 
 

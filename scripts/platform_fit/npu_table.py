@@ -1,0 +1,76 @@
+"""Qualcomm's AI Hub table, read: which net took how long on the NPU of which device, in which runtime and precision.
+
+Rows of which a layer ran on the GPU or CPU are left out: their time is mostly that of handing tensors over. So are
+3-D convolutions in TFLite, which it runs as hundreds of 2-D ones.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from npu_nets import NpuNet, npu_nets
+from published_tables import AI_HUB, Board, Net, rows_of
+
+import edge_opt
+from edge_opt.boards.fused_layers import model_work
+
+RUNTIMES = {"qnn_dlc": "qnn", "onnx": "onnx", "tflite": "tflite"}
+PRECISIONS = {"float": "fp16", "w8a8": "int8", "w8a16": "w8a16"}
+# Devices whose rows are those of another with the same chip; `data/fitted/siblings.toml` names them.
+SAME_ROWS = ("dragonwing-q-8750", "dragonwing-iq-x7181", "snapdragon-xr2-gen-2", "sa8255p-adp")
+# Devices that have nearly the same chip: neither predicts the other in a held-out test.
+SAME_CHIP = {"dragonwing-iq-9075-evk": "sa8775p-adp"}
+
+
+def device_name(title: str) -> str:
+    """The name of a device of the table: lower case, hyphens, without maker, "5G" and what is in brackets.
+
+    >>> device_name("Samsung Galaxy S22 5G"), device_name("QCS8550 (Proxy)")
+    ('galaxy-s22', 'qcs8550')
+    """
+    plain = re.sub(r"\(.*?\)|\b5G\b|\bSamsung\b", "", title)
+    return re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")
+
+
+def traced_nets() -> Iterator[tuple[NpuNet, Net]]:
+    """Every net of the table that can be built, with its layers."""
+    import timm
+    import torchvision
+    import transformers
+
+    for item in npu_nets(torchvision, timm, transformers):
+        work = model_work(edge_opt.profile(item.build().eval(), item.inputs))
+        yield item, Net(item.name, item.family, work)
+
+
+def npu_boards(folder: Path) -> tuple[Board, ...]:
+    """One board per device, runtime and precision, with the rows that ran on the NPU alone.
+
+    Args:
+        folder: where the tables are; without this one there are no boards.
+    """
+    rows = [row for row in rows_of(folder, "aihub") if row["runtime"] in RUNTIMES and row["precision"] in PRECISIONS]
+    if not rows:
+        return ()
+    known: Mapping[tuple[str, str], Net] = {(item.name, item.part): net for item, net in traced_nets()}
+    times: dict[tuple[str, str, str], dict[str, tuple[Net, float]]] = {}
+    for row in rows:
+        net = known.get((row["model"], row["component"]))
+        is_whole = row["unit"] == "NPU" and row["gpu"] == row["cpu"] == "0"
+        is_copy = device_name(row["device"]) in SAME_ROWS
+        if net is None or is_copy or not is_whole or (row["runtime"] == "tflite" and net.family == "video_resnet"):
+            continue
+        key = (row["device"], RUNTIMES[row["runtime"]], PRECISIONS[row["precision"]])
+        times.setdefault(key, {})[net.name] = (net, float(row["latency_ms"]))
+    print(f"AI Hub: {sum(map(len, times.values()))} rows of {len(known)} nets", file=sys.stderr)
+    return tuple(
+        Board(
+            device=device_name(title), title=title, soc=SAME_CHIP.get(device_name(title), device_name(title)),
+            core=None, ghz=None, engine="npu", cores="all", runtime=runtime, day="2026", precision=precision,
+            threads=None, source=AI_HUB, times=tuple(own.values()),
+        )
+        for (title, runtime, precision), own in times.items()
+    )  # fmt: skip
