@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,15 @@ from edge_opt.quantization.onnx_files import with_data
 from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
 from edge_opt.report.sheets import sheet_markdown
 from edge_opt.report.sweep_files import conclusion, per_call, speedup_data
+from edge_opt.run.handover import (
+    class_names,
+    input_specification,
+    preprocessing,
+    reproducing_command,
+    sample_counts,
+    save_tokenizer,
+    without_folders,
+)
 from edge_opt.run.job import INPUTS, PRUNED, PipelineJob, built_file
 from edge_opt.run.model_and_data import load_inputs, weights_of
 from edge_opt.run.run_summary import plain_metrics
@@ -34,27 +43,78 @@ PROGRAM = "run_best.py"
 _SAMPLES = 32
 
 _HEAD = '''\
-"""Run the model beside this file. Needs numpy and {package}: pip install numpy {package}"""
+"""Run the model beside this file. Needs numpy and {package}: pip install numpy {package}
 
+python run_best.py             runs the samples in samples.npz
+python run_best.py photo.jpg   runs an image (needs pillow), a .csv file with one sample per row, or a .npy file
+"""
+
+import json
+import sys
 from pathlib import Path
 
 import numpy as np
 {imports}
 
 FOLDER = Path(__file__).parent
+SPEC = json.loads((FOLDER / "spec.json").read_text()) if (FOLDER / "spec.json").exists() else {{}}
 samples = np.load(FOLDER / "samples.npz")
-inputs = [samples[f"input_{{index}}"] for index in range(sum(name.startswith("input_") for name in samples.files))]
+
+
+def read_image(path, shape):
+    """Return an image as the model was trained on it; without known preprocessing, pixels are between 0 and 1."""
+    from PIL import Image
+
+    steps = SPEC.get("preprocessing") or {{}}
+    channels, height, width = shape
+    image = Image.open(path).convert("L" if channels == 1 else "RGB")
+    if "center_crop" in steps:
+        short = steps.get("resize", [min(height, width)])[0]
+        factor = short / min(image.size)
+        image = image.resize([round(side * factor) for side in image.size])
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        image = image.crop((left, top, left + width, top + height))
+    else:
+        image = image.resize((width, height))
+    pixels = np.asarray(image, dtype="float32").reshape(height, width, channels) / 255
+    if not steps:
+        print("preprocessing unknown: pixels are scaled to 0..1", file=sys.stderr)
+    mean, std = (np.asarray(steps.get(name, [default]), "float32") for name, default in (("mean", 0), ("std", 1)))
+    return ((pixels - mean) / std).transpose(2, 0, 1)
+
+
+def read_input(path):
+    """Return a batch of one sample or more from a file."""
+    example = samples["input_0"]
+    if path.suffix == ".npy":
+        values = np.load(path)
+    elif path.suffix == ".csv":
+        values = np.loadtxt(path, delimiter=",", ndmin=2)
+    else:
+        values = read_image(path, example.shape[1:])
+    return values.astype(example.dtype).reshape(-1, *example.shape[1:])
+
+
+labels = None
+if len(sys.argv) > 1:
+    inputs = [read_input(Path(sys.argv[1]))]
+else:
+    count = sum(name.startswith("input_") for name in samples.files)
+    inputs, labels = [samples[f"input_{{index}}"] for index in range(count)], samples["labels"]
 '''
 _TAIL = """
-labels = samples["labels"]
-if scores.ndim == 2 and scores.shape[1] > 1 and labels.ndim == 1 and labels.dtype.kind in "iu":
+known = samples["labels"]
+classes = SPEC.get("classes") or [str(number) for number in range(scores.shape[-1] if scores.ndim else 0)]
+if scores.ndim == 2 and scores.shape[1] > 1 and known.ndim == 1 and known.dtype.kind in "iu":
     answers = scores.argmax(axis=1)
-    print("answers: ", *answers)
-    print("labels:  ", *labels)
-    print(f"{(answers == labels).sum()} of {len(answers)} right")
+    print("answers: ", *(classes[answer] for answer in answers))
+    if labels is not None:
+        print("labels:  ", *(classes[label] for label in labels))
+        print(f"{(answers == labels).sum()} of {len(answers)} right")
 else:
     print(f"outputs of shape {scores.shape}; the first:", scores[0])
-    print("its label:", labels[0])
+    if labels is not None:
+        print("its label:", labels[0])
 """
 _NO_PROGRAM = '''\
 """torch.export could not write this model: {reason}.
@@ -77,7 +137,9 @@ def program(runtime: str, precision: str) -> str:
     return _HEAD.format(package=part.package, imports=part.imports) + part.body + _TAIL
 
 
-def export_best(result: SweepResult, job: PipelineJob, store: Store, splits: Splits, root: Path) -> list[Path]:
+def export_best(
+    result: SweepResult, job: PipelineJob, store: Store, splits: Splits, root: Path, command: Sequence[str] = ()
+) -> list[Path]:
     """Write the winner to `best/`: the measured file, its weights and recipe, samples, a program and a card.
 
     The folder is written under another name and renamed. Without a winner, `best/` of an earlier run is removed:
@@ -93,7 +155,7 @@ def export_best(result: SweepResult, job: PipelineJob, store: Store, splits: Spl
     assert built is not None
     draft.mkdir(parents=True)
     try:
-        _fill(draft, result, job, candidate_folder(root, candidate), built.value, splits)
+        _fill(draft, result, job, candidate_folder(root, candidate), built.value, splits, command)
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     finally:
@@ -102,7 +164,13 @@ def export_best(result: SweepResult, job: PipelineJob, store: Store, splits: Spl
 
 
 def _fill(
-    draft: Path, result: SweepResult, job: PipelineJob, origin: Path, built: Mapping[str, Any], splits: Splits
+    draft: Path,
+    result: SweepResult,
+    job: PipelineJob,
+    origin: Path,
+    built: Mapping[str, Any],
+    splits: Splits,
+    command: Sequence[str],
 ) -> None:
     trial = result.trial(str(result.best))
     candidate = trial.candidate
@@ -121,10 +189,20 @@ def _fill(
     recipe = origin / PRUNED
     if recipe.is_dir():
         shutil.copytree(recipe, draft / PRUNED)
-    write_whole(draft / "samples.npz", _samples(job, job.model(candidate, origin), splits))
+    part = splits.test if splits.test is not None else splits.validation
+    inputs, labels = job.source.samples(part, job.model(candidate, origin), _SAMPLES)
+    write_whole(draft / "samples.npz", _samples(inputs, labels))
     write_whole(draft / PROGRAM, text)
-    write_whole(draft / "spec.json", json.dumps(_spec(trial, job, result, draft), indent=1))
-    write_whole(draft / CARD, model_card(result, splits, job))
+    save_tokenizer(splits, draft)
+    handed_over = {
+        "input": input_specification(inputs),
+        "preprocessing": preprocessing(splits),
+        "classes": class_names(splits),
+        "samples": sample_counts(splits),
+        "command": reproducing_command(command),
+    }
+    write_whole(draft / "spec.json", json.dumps(_spec(trial, job, result, draft) | handed_over, indent=1))
+    write_whole(draft / CARD, model_card(result, splits, job, handed_over))
 
 
 def _exported(path: Path, job: PipelineJob, trial: Trial, origin: Path) -> str | None:
@@ -152,7 +230,8 @@ _FILES = {
     "model.safetensors": "the pruned weights in float32",
     "pruned": "recipe and weights for edge_opt.compress.load_pruned; absent where nothing was pruned or trained on",
     "samples.npz": "inputs and labels to try it with",
-    PROGRAM: "runs the model on the samples, with its runtime alone",
+    "tokenizer": "the tokenizer of the dataset",
+    PROGRAM: "runs the model on the samples or on a file, with its runtime alone",
 }
 
 
@@ -161,7 +240,7 @@ def _spec(trial: Trial, job: PipelineJob, result: SweepResult, folder: Path) -> 
     effective = None if trial.metrics is None else trial.metrics.effective_precision
     return {
         "candidate": asdict(trial.candidate) | {"label": trial.candidate.label, "key": trial.candidate.key},
-        "model": source if isinstance(source, str) else type(source).__name__,
+        "model": without_folders(source) if isinstance(source, str) else type(source).__name__,
         "runtime": trial.candidate.runtime,
         "precision": trial.candidate.precision,
         "effective_precision": effective,
@@ -172,9 +251,8 @@ def _spec(trial: Trial, job: PipelineJob, result: SweepResult, folder: Path) -> 
     }
 
 
-def _samples(job: PipelineJob, model: torch.nn.Module, splits: Splits) -> bytes:
-    """Return samples that the model was neither trained nor chosen on, where there are such."""
-    inputs, labels = job.source.samples(splits.test if splits.test is not None else splits.validation, model, _SAMPLES)
+def _samples(inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> bytes:
+    """Return samples to try it with, as an .npz file."""
     names = ["labels", *(f"labels_{index}" for index in range(1, len(labels)))]
     arrays: dict[str, Any] = {f"input_{index}": value.numpy() for index, value in enumerate(inputs)}
     arrays |= dict(zip(names, (value.numpy() for value in labels), strict=False))
@@ -183,12 +261,12 @@ def _samples(job: PipelineJob, model: torch.nn.Module, splits: Splits) -> bytes:
     return buffer.getvalue()
 
 
-def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
+def model_card(result: SweepResult, splits: Splits, job: PipelineJob, handed_over: Mapping[str, Any]) -> str:
     """Return what the shipped model is, in Markdown: task, data, figures with their conditions, and the candidates."""
     trial = result.trial(str(result.best))
     metrics, machine = trial.metrics, read_environment()
     assert metrics is not None
-    sizes = ", ".join(f"{part} {count}" for part, count in splits.sizes().items())
+    sizes = ", ".join(f"{part} {count}" for part, count in handed_over["samples"].items()) or "number not known:"
     test = "" if metrics.test_accuracy is None else f"; {metrics.test_accuracy:.4f} on the test part"
     threads = job.config.used_threads
     machine_text = f"{metrics.machine or machine.cpu}, {threads} thread{'s' * (threads > 1)}, {trial.candidate.runtime}"
@@ -196,14 +274,18 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
     between = "" if low is None or high is None else f" ({units.duration(low)} to {units.duration(high)}, 95 %)"
     mark = "; **disturbed** by other programs or noise" if metrics.is_disturbed else ""
     lines = [
-        f"# {result.name}: {trial.candidate.title}",
+        f"# {without_folders(result.name)}: {trial.candidate.title}",
         "",
-        f"Made by edge_opt {__version__}. `python {PROGRAM}` runs it.",
+        f"Made by edge_opt {__version__}. `python {PROGRAM}` runs it on its samples, "
+        f"`python {PROGRAM} FILE` on an image, a CSV or a .npy file.",
         "",
         "| | |",
         "|---|---|",
         f"| task | {_task(metrics)} |",
-        f"| data | {splits.name} ({sizes} samples) |",
+        f"| input | {_inputs_text(handed_over['input'])} |",
+        f"| preprocessing | {_preprocessing_text(handed_over['preprocessing'])} |",
+        f"| classes | {', '.join(handed_over['classes'] or ['names not provided by the dataset'])} |",
+        f"| data | {without_folders(splits.name)} ({sizes} samples) |",
         f"| {metrics.metric} | {metrics.accuracy:.4f} on validation ({metrics.accuracy_low:.4f} to "
         f"{metrics.accuracy_high:.4f}, 95 %){test} |",
         f"| drop vs baseline | {_drop(metrics)} |",
@@ -216,11 +298,31 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
         f"| work | {units.count(metrics.macs)} MACs per batch of {metrics.batch_size}, "
         f"{units.count(metrics.params)} parameters |",
         "",
+        "## Reproduce",
+        "",
+        f"    {handed_over['command'] or 'edge_opt.sweep, called from Python'}",
+        "",
         "## Candidates",
         "",
         *sheet_markdown(conclusion(result)).splitlines()[2:],
     ]
     return "\n".join(lines) + "\n"
+
+
+def _inputs_text(inputs: Sequence[Mapping[str, Any]]) -> str:
+    texts = []
+    for each in inputs:
+        shape = units.TIMES.join(map(str, each["shape"]))
+        low, high = each["range"] or (None, None)
+        between = "" if low is None else f", {low:.4g} to {high:.4g} in the samples"
+        texts.append(f"{shape} of {each['type']}{', ' + each['layout'] if each['layout'] else ''}{between}")
+    return "; ".join(texts)
+
+
+def _preprocessing_text(steps: Mapping[str, Any] | None) -> str:
+    if steps is None:
+        return "not provided by the dataset: inputs as in samples.npz"
+    return "; ".join(f"{name} {', '.join(map(str, value))}" for name, value in steps.items())
 
 
 def _task(metrics: TrialMetrics) -> str:

@@ -280,7 +280,7 @@ class _Run:
             self.on_event(StepStarted("sensitivity: changing each layer alone"))
             probed = self.run_phase(unscreened, "probe", (), self.root / "baseline")
             sensitivity = from_plain(Sensitivity, probed)
-        exported = export_best(result, job, store, self.splits, self.root)
+        exported = export_best(result, job, store, self.splits, self.root, command)
         summary, files = write_artifacts(
             self.root, config, self.splits, profiled, result, space, command, shown, sensitivity
         )

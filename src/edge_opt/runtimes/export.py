@@ -204,9 +204,21 @@ def _by_torch_export(
     for value, name in zip(graph.outputs, outputs, strict=True):
         value.name = name
     _label_nodes(graph)
+    if batch is None:
+        _name_batch(graph)
     weight_bytes = sum(tensor.nbytes for tensor in [*call.model.parameters(), *call.model.buffers()])
     program.save(str(path), external_data=weight_bytes > EXTERNAL_DATA_BYTES)
     return outputs, batch
+
+
+def _name_batch(graph: Any) -> None:
+    """Call the free first dimension of the inputs `batch`, also where other tensors have it; torch calls it s77."""
+    shapes = [value.shape for value in (*graph.inputs, *graph.outputs) if value.shape is not None]
+    free = {str(shape[0]) for shape in shapes[: len(graph.inputs)] if len(shape) and not isinstance(shape[0], int)}
+    for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
+        if value.shape is not None and any(str(size) in free for size in value.shape):
+            names = ["batch" if str(size) in free else size for size in value.shape]
+            value.shape = type(value.shape)(names)
 
 
 @cache

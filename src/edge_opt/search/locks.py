@@ -163,10 +163,13 @@ def _signed(work: TextIO, what: str, folder: Path | None) -> Iterator[None]:
 
 def _holder(work: TextIO) -> str:
     """Return who holds the lock of this machine, its folder and since when."""
-    try:
-        work.seek(0)
-        what, folder, pid, since = json.loads(work.read())
-    except (OSError, ValueError):
+    for _ in range(_TRIES):  # who takes the lock signs it an instant later
+        with contextlib.suppress(OSError, ValueError):
+            work.seek(0)
+            what, folder, pid, since = json.loads(work.read())
+            break
+        time.sleep(_PAUSE_S)
+    else:
         return "another sweep works on this machine"
     return f"the sweep in {folder or 'another folder'} (process {pid}) {what} on this machine since {since}"
 
