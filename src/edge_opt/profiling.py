@@ -87,7 +87,7 @@ def profile(
         if saved is None and any(target.spec.microcontroller for target in targets):
             from edge_opt.boards.mcu_memory import with_mcu_memory
 
-            predicted = with_mcu_memory(predicted, targets, module, inputs, kwargs)
+            predicted = with_mcu_memory(predicted, targets, profiled, module)
         profiled = replace(profiled, predictions=predicted)
     if measure is not False:
         from edge_opt.measuring.session import measure as measured_now

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import litert_torch
 import numpy as np
 import pytest
+import torch
+from ai_edge_quantizer import quantizer, recipe
+from torch import nn
 
 import edge_opt as eo
 from edge_opt.boards.mcu_memory import CORES, RAM_MARGIN_BYTES
@@ -216,3 +220,48 @@ def test_a_profile_of_an_int8_file_gives_both_verdicts_in_int8(tmp_path: Path) -
     assert [(fit.fits, fit.prediction.precision) for fit in comparison.targets] == [(True, "int8")] * 2
     profiled.save(tmp_path / "p.json")
     assert eo.load(tmp_path / "p.json").prediction == prediction
+
+
+class Mixed(nn.Module):
+    """What converters treat apart: a stride with padding, a shortcut, a join, a padded pool, a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6())
+        self.depthwise, self.pointwise = nn.Conv2d(8, 8, 3, 1, 1, groups=8), nn.Conv2d(16, 12, 1)
+        self.pool, self.head = nn.MaxPool2d(3, 2, 1), nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        x = torch.cat([x, torch.relu(x + self.depthwise(x))], 1)
+        x = self.pool(torch.relu(self.pointwise(x)))
+        return torch.softmax(self.head(x.mean((2, 3))), -1)
+
+
+def test_a_model_needs_before_conversion_what_its_file_needs_after(tmp_path: Path) -> None:
+    model, shape = Mixed().eval(), (1, 3, 24, 24)
+    source, path = tmp_path / "float.tflite", tmp_path / "model.tflite"
+    litert_torch.convert(model, (torch.randn(shape),)).export(str(source))
+    quantized = quantizer.Quantizer(str(source))
+    quantized.load_quantization_recipe(recipe.static_wi8_ai8())
+    feeds = [{"args_0": torch.randn(shape).numpy()} for _ in range(2)]
+    quantized.quantize(quantized.calibrate({"serving_default": feeds})).export_model(str(path), overwrite=True)
+    for core, kernels in (("cortex-m4", "reference"), ("cortex-m55", "cmsis-nn"), ("esp32-s3", "reference")):
+        before = eo.mcu_memory(model, shape, core=core, kernels=kernels)
+        after = eo.mcu_memory(path, core=core, kernels=kernels)
+        assert (before.arena_bytes, before.operators) == (after.arena_bytes, after.operators)
+        assert before.flash_bytes == pytest.approx(after.flash_bytes, rel=0.08)
+    assert eo.mcu_memory(source).arena_bytes == eo.mcu_memory(model, shape, precision="fp32").arena_bytes
+
+
+def test_a_module_is_judged_by_its_file_to_be() -> None:
+    prediction = eo.profile(Mixed(), (1, 3, 24, 24), target="rp2040", precision="int8").prediction
+    assert prediction is not None and prediction.mcu is not None and prediction.mcu.fits
+    # Five maps of 12x12x8 where the join is made: both inputs, one of them converted, and the result of twice the size.
+    assert prediction.mcu.head_bytes == 5 * 12 * 12 * 8
+
+
+def test_an_operator_that_is_not_known_before_conversion_leaves_the_verdict_open() -> None:
+    prediction = eo.profile(nn.Sequential(nn.Linear(8, 8), nn.GELU()), (1, 8), target="rp2040").prediction
+    assert prediction is not None and prediction.mcu is None and not prediction.ram_bytes
+    assert any("gelu" in remark for remark in prediction.remarks)

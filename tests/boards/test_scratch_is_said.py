@@ -13,7 +13,7 @@ def test_the_largest_batch_says_it() -> None:
 
 
 def test_targets_side_by_side_say_it() -> None:
-    found = eo.compare_targets(SmallCNN(), (1, 1, 28, 28), ["raspberry-pi-4", "rp2040"])
+    found = eo.compare_targets(SmallCNN(), (1, 1, 28, 28), ["raspberry-pi-4", "raspberry-pi-5"])
     assert all(SCRATCH_IS_APART in fit.remarks for fit in found.targets)
     assert any(SCRATCH_IS_APART in note for note in found.notes)
     assert "kernels' scratch on top" in str(found)

@@ -7,25 +7,31 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from edge_opt._support.checks import check_one_of
 from edge_opt.boards.catalog import device, normalized
 from edge_opt.boards.targets import ResolvedTarget
 from edge_opt.errors import EdgeOptError, InvalidInput, UnknownDevice, UnreadableModel
+from edge_opt.loading import resolve_call
 from edge_opt.model_files.file_graph import read_errors
+from edge_opt.model_files.file_model import FileModel
 from edge_opt.model_files.tflm_arena import PlannedBuffer, TflmArena, tflm_arena
 from edge_opt.model_files.tflm_graph import TflmGraph, read_tflm
 from edge_opt.model_files.tflm_kernels import Extension, Kernels, TflmBuild
+from edge_opt.model_files.tflm_lowering import lowered
 from edge_opt.model_files.tflm_support import code_size, refusal, registered_name
 from edge_opt.records.devices import DeviceSpec
 from edge_opt.records.microcontrollers import McuMemory, MemoryPart, MemoryVerdict
 from edge_opt.records.predictions import Prediction
+from edge_opt.records.profiles import ModelProfile
+from edge_opt.trace import trace
 
 # RAM beside the arena: stack, the interpreter and its operators, variables of the application and of its libraries.
 RAM_MARGIN_BYTES = 8 * 1024
 # Flash beside the model and TFLM: start-up code, drivers, printing.
 FLASH_MARGIN_BYTES = 16 * 1024
+MEMORY_UNKNOWN = "RAM and flash under TFLM are not known"
 _RAM_MARGIN = "stack, interpreter, drivers and the application"
 _FLASH_MARGIN = "start-up code, drivers and the application"
 
@@ -59,6 +65,7 @@ def mcu_memory(
     *,
     core: str | DeviceSpec = "cortex-m4",
     kernels: Kernels = "reference",
+    precision: Literal["int8", "fp32"] = "int8",
     resource_variables: int | None = None,
 ) -> McuMemory:
     """Return the RAM and flash that TensorFlow Lite Micro needs for a model, without running it.
@@ -67,24 +74,26 @@ def mcu_memory(
     Cortex-M4 with TFLM's release options; other cores and compilers differ by some per cent.
 
     Args:
-        model: The path of a .tflite file.
-        inputs: None: a file has its own.
+        model: The path of a .tflite file; or a module, a reference or a profile as in `profile`: then the file is meant
+            that LiteRT's converter would write for it, with a fixed batch.
+        inputs: Inputs of a module, as in `profile`; a file and a profile have their own.
         core: A core such as "cortex-m4" or "cortex-m55", "x86-64" for the recording interpreter of the package
             `tflite-micro`, or a board of the catalog, such as "rp2040".
         kernels: "reference" for TFLM's own kernels, or "cmsis-nn" where the core is an Arm Cortex-M.
+        precision: Of a module: "int8" for a quantized file (static, inputs in int8), or "fp32". A file has its own.
         resource_variables: Size of the application's table of resource variables; default: what the file needs.
 
-    >>> import edge_opt as eo
-    >>> memory = eo.mcu_memory("person_detect.tflite", core="rp2040")    # doctest: +SKIP
-    >>> memory.arena_bytes, memory.fits                                   # doctest: +SKIP
-    (84304, True)
+    >>> from edge_opt.model import SmallCNN
+    >>> memory = mcu_memory(SmallCNN(), (1, 1, 28, 28), core="rp2040")
+    >>> memory.head_bytes == 28 * 28 * 16 + 14 * 14 * 16, memory.fits    # the first layer's result, and its pool
+    (True, True)
     """
     check_one_of("kernels", kernels, get_args(Kernels))
     spec, name, found = find_core(core)
     if kernels == "cmsis-nn" and not found.is_arm:
         raise InvalidInput(f"CMSIS-NN is for Arm Cortex-M, and {name} is not one; pass kernels='reference'")
     build = TflmBuild(kernels, found.extension, found.pointer_bytes, found.enum_bytes, found.pointer_bytes == 8)
-    graph = _graph(model, inputs)
+    graph = _graph(model, inputs, precision)
     with read_errors(graph.name):
         why = refusal(graph)
         if why is not None:
@@ -105,14 +114,20 @@ def find_core(core: str | DeviceSpec) -> tuple[DeviceSpec | None, str, Core]:
     return spec, spec.name, CORES[spec.microcontroller.core]
 
 
-def _graph(model: Any, inputs: Any) -> TflmGraph:
+def _graph(model: Any, inputs: Any, precision: str) -> TflmGraph:
+    check_one_of("precision", precision, ("int8", "fp32"))
     if isinstance(model, TflmGraph):
         return model
+    if isinstance(model, ModelProfile):
+        return lowered(model.trace, model.name, precision == "int8")
     if isinstance(model, (str, os.PathLike)) and Path(model).suffix.lower() == ".tflite":
         if inputs is not None:
             raise InvalidInput("a .tflite file has inputs of its own; leave inputs out")
         return read_tflm(model)
-    raise InvalidInput(f"mcu_memory needs the path of a .tflite file; got {model!r}")
+    module, inputs, kwargs, name = resolve_call(model, inputs, None)
+    if isinstance(module, FileModel):
+        raise InvalidInput(f"TFLM takes .tflite files, and {module.file.name} is not one; convert it")
+    return lowered(trace(module, inputs, kwargs), name or type(module).__name__, precision == "int8")
 
 
 def memory_of(graph: TflmGraph, arena: TflmArena, build: TflmBuild, name: str, spec: DeviceSpec | None) -> McuMemory:
@@ -151,25 +166,28 @@ def memory_of(graph: TflmGraph, arena: TflmArena, build: TflmBuild, name: str, s
 
 
 def with_mcu_memory(
-    predictions: Sequence[Prediction], targets: Sequence[ResolvedTarget], model: Any, inputs: Any, kwargs: Any
+    predictions: Sequence[Prediction], targets: Sequence[ResolvedTarget], profile: ModelProfile, model: Any
 ) -> tuple[Prediction, ...]:
     """Return predictions with RAM and flash of the targets that are microcontrollers."""
     return tuple(
-        prediction if target.spec.microcontroller is None else _with_memory(prediction, target.spec, model, inputs)
+        prediction if target.spec.microcontroller is None else _with_memory(prediction, target.spec, profile, model)
         for prediction, target in zip(predictions, targets, strict=True)
     )
 
 
-def _with_memory(prediction: Prediction, spec: DeviceSpec, model: Any, inputs: Any) -> Prediction:
-    if Path(getattr(model, "file", "")).suffix.lower() != ".tflite":
-        return prediction
+def _with_memory(prediction: Prediction, spec: DeviceSpec, profile: ModelProfile, model: Any) -> Prediction:
     try:
         _, _, found = find_core(spec)
         kernels: Kernels = "cmsis-nn" if found.is_arm else "reference"
-        return replace(prediction, mcu=mcu_memory(model.file, core=spec, kernels=kernels))
+        if isinstance(model, FileModel):
+            return replace(prediction, mcu=mcu_memory(str(model.file), core=spec, kernels=kernels))
+        if prediction.precision not in ("int8", "fp32"):
+            raise InvalidInput(f"TFLM does not compute in {prediction.precision}")
+        mcu = mcu_memory(profile, core=spec, kernels=kernels, precision=prediction.precision)
+        return replace(prediction, mcu=mcu)
     except EdgeOptError as error:
         # Weights stay in flash, so the sum of all tensors would be a wrong verdict.
-        remark = f"RAM and flash under TFLM are not known: {error}"
+        remark = f"{MEMORY_UNKNOWN}: {error}"
         return replace(prediction, ram_bytes=(), remarks=(*prediction.remarks, remark))
 
 

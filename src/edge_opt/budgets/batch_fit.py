@@ -17,7 +17,8 @@ from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.boards.capacity import SCRATCH_IS_APART, Lifetimes, largest_batch, peak_memory
 from edge_opt.boards.device_memory import AllocatorSettings, OutOfDeviceMemory, device_memory
 from edge_opt.boards.fused_layers import ITEMSIZE
-from edge_opt.boards.targets import Target, find_spec, resolve_targets
+from edge_opt.boards.mcu_memory import MEMORY_UNKNOWN
+from edge_opt.boards.targets import ResolvedTarget, Target, find_spec, resolve_targets
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.loading import ModelLike, resolve_call
 from edge_opt.profiling import profile
@@ -254,11 +255,17 @@ def compare_targets(
     one_sample = map_arguments(call_arguments(module, inputs, kwargs), _without_batch)
     needs = needs_by_batch(module, one_sample, precision, lifetimes)
     fits = (
-        _target_fit(prediction, memory, tuple(int(size.value) for size in target.spec.ram_bytes), needs, max_batch)
+        _target_fit(prediction, memory, _ram_sizes(prediction, target), needs, max_batch)
         for prediction, target in zip(profiled.predictions, resolved, strict=True)
     )
     shapes = profiled.trace.modules[0].input_shapes
     return TargetComparison(profiled.name, shapes, precision, memory, tuple(fits))
+
+
+def _ram_sizes(prediction: Prediction, target: ResolvedTarget) -> tuple[int, ...]:
+    """Return the sizes of RAM that a model is held against; none where a microcontroller's need is not known."""
+    is_unknown = target.spec.microcontroller is not None and prediction.mcu is None
+    return () if is_unknown else tuple(int(size.value) for size in target.spec.ram_bytes)
 
 
 def _target_fit(
@@ -271,9 +278,9 @@ def _target_fit(
         mcu = prediction.mcu
         remarks = tuple(f"{verdict.memory}: {verdict.text}" for verdict in mcu.verdicts)
         return TargetFit(prediction, mcu.fits, mcu.arena_bytes, sizes, None, remarks)
-    if not sizes:
+    if not sizes and not any(remark.startswith(MEMORY_UNKNOWN) for remark in prediction.remarks):
         remarks = (f"the RAM of {prediction.target} is unknown, so whether the model fits is too",)
-    else:
+    elif sizes:
         try:
             batch = largest_fit(needs, sizes[0], ram_of(prediction.target, sizes), most)
             remarks = (SCRATCH_IS_APART,)

@@ -87,6 +87,8 @@ def _interval(fit: TargetFit) -> str:
 
 
 def _batch(fit: TargetFit) -> str:
+    if fit.prediction.mcu is not None:
+        return units.DASH  # a file for TFLM has one batch
     if fit.batch is None:
         return _UNKNOWN
     if not fit.batch.fits:
