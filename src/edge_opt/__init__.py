@@ -13,6 +13,7 @@ __version__ = "0.3.0"
 _HOMES = {
     "training_steps.step_report": ("training_step",),
     "budgets.batch_fit": ("compare_targets", "fit_batch"),
+    "boards.battery": ("battery_life",),
     "boards.capacity": ("peak_memory",),
     "boards.catalog": ("device", "devices"),
     "boards.estimate": ("estimate",),
@@ -56,6 +57,7 @@ __all__ = sorted([*(name for name, home in _HOME_OF.items() if home != "stream")
 
 if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists together
     from edge_opt import compress as compress
+    from edge_opt.boards.battery import battery_life as battery_life
     from edge_opt.boards.capacity import peak_memory as peak_memory
     from edge_opt.boards.catalog import device as device
     from edge_opt.boards.catalog import devices as devices

@@ -60,6 +60,9 @@ def profile(
     output: list[Path] | None = option(
         None, "-o, --output FILE", "Save as .json, .csv, .md, .txt, .html, .trace.json, .nodes.json, .onnx."
     ),
+    battery: str | None = option(None, "CAPACITY", "Say how long a battery lasts, such as 220mAh@3V; with --every."),
+    every: str | None = option(None, "TIME", "Time from one run to the next, such as 10s; with --battery."),
+    idle_uw: float | None = option(None, "UW", "Power between two runs in µW. Default: the device's data sheet."),
     strict: bool = option(False, "--strict", "Exit with 1 if an operator has no cost rule."),
     isolate: bool = option(False, "--isolate", "Trace in a separate process; a crash is reported as an error."),
 ) -> None:
@@ -76,6 +79,7 @@ def profile(
 
     if wants_json() and (level, depth, sort, top) != (None, None, None, None):
         raise InvalidInput("--json prints the whole profile; drop it, or drop --level, --depth, --sort and --top")
+    _check_battery(battery, every, target)
     check_view(shown := cast("Level", level or "modules"), depth, sort, top)
     for path in output or []:
         _ = _is_view_of_file(path, model) or writer_for(ModelProfile, path)
@@ -101,11 +105,22 @@ def profile(
         typer.echo(record_document(result), nl=False)
     else:
         print_sheet(result_console(), profile_sheet(result, depth, sort, top, shown))
+    if battery is not None and every is not None and result.prediction is not None:
+        idle_w = None if idle_uw is None else idle_uw * 1e-6
+        life = eo.battery_life(result.prediction, battery, every, idle_w=idle_w)
+        typer.echo(f"Battery      {life.text}; {life.notes[-1]}", err=wants_json())
     for path in output or []:
         print_status(f"saved to {_save(path, result, call, cast('Level', level or 'leaves'), model)}")
     if strict and result.unpriced:
         count = sum(item.count for item in result.unpriced)
         raise not_satisfied(f"unpriced operators: {count}; the totals are lower bounds; edge_opt.cost_rule adds a rule")
+
+
+def _check_battery(battery: str | None, every: str | None, targets: list[str] | None) -> None:
+    if (battery is None) != (every is None):
+        raise InvalidInput("--battery and --every go together, such as --battery 220mAh@3V --every 10s")
+    if battery is not None and len(targets or []) != 1:
+        raise InvalidInput("--battery needs one --target, such as -t nrf52840")
 
 
 def _compare_targets(

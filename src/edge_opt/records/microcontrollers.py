@@ -47,6 +47,34 @@ class MemoryVerdict(Record):
 
 
 @record
+class BatteryLife(Shown):
+    """How long a battery lasts if a model runs at regular times and the device sleeps in between."""
+
+    target: str = field("Name of the device.")
+    capacity_j: float = field("Energy of the full battery, in joules.")
+    every_s: float = field("Seconds from one run to the next.")
+    run_j: float = field("Joules of one run.")
+    run_s: float = field("Seconds of one run.")
+    idle_w: float = field("Watts between two runs.")
+    life_s: float = field("Seconds until the battery is empty.")
+    notes: tuple[str, ...] = field("Where power and time are from, and what is not in it.")
+
+    @property
+    def average_w(self) -> float:
+        """Watts on average."""
+        return self.capacity_j / self.life_s
+
+    @property
+    def text(self) -> str:
+        """The result in a few words."""
+        power = f"{self.average_w * 1e6:.3g} µW on average"
+        return f"{self.life_s / 86400:.3g} days on {self.target}, one run every {self.every_s:g} s, {power}"
+
+    def _brief(self) -> str:
+        return self.text
+
+
+@record
 class McuMemory(Shown):
     """What TensorFlow Lite Micro needs for a model on one core: RAM in its arena, and flash."""
 
