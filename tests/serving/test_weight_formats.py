@@ -96,11 +96,11 @@ def test_the_runtime_has_to_have_the_format() -> None:
     assert weight_format("q4_k_m")[1] == "llama.cpp"
     assert weight_format("fp16")[1] == "torch"
     assert weight_format("fp16", "llama.cpp")[1] == "llama.cpp"
-    with pytest.raises(InvalidInput, match=r"torch has no weights in q4_k_m; it has fp32, fp16, bf16, int8, int4"):
+    with pytest.raises(InvalidInput, match=r"torch has no weights in q4_k_m; it has fp32, fp16, bf16, fp8, int8, int4"):
         weight_format("q4_k_m", "torch")
     with pytest.raises(InvalidInput, match="no weight format named 'q4_k_n'; closest: q4_k_s"):
         weight_format("q4_k_n")
-    with pytest.raises(InvalidInput, match="runtime is 'vllm'"):
-        weight_format("fp16", "vllm")
+    with pytest.raises(InvalidInput, match="runtime is 'ollama'"):
+        weight_format("fp16", "ollama")
     with pytest.raises(InvalidInput, match="no format 'q2_k' for the key-value cache"):
         cache_bytes_per_value("q2_k")

@@ -293,7 +293,9 @@ def llm(
     batch: int = option(1, "-b, --batch N", "Sequences served at once."),
     kv: str | None = option(None, "FORMAT", "Format of the key-value cache: fp16, q8_0 or q4_0."),
     target: shared.Targets = None,
-    runtime: str | None = option(None, "NAME", "llama.cpp, torch or mlx. Default: by the format of the weights."),
+    runtime: str | None = option(None, "NAME", "llama.cpp, torch, mlx or vllm. Default: by the format."),
+    split: str | None = option(None, "DEVICES", "Divide it: gpu:24GiB,cpu:64GiB or tensor:2*gpu:24GiB."),
+    no_flash: bool = option(False, "--no-flash", "Without flash attention."),
     engine: str | None = option(None, "NAME", "cpu, gpu or npu."),
     threads: int | None = option(None, "N", "Threads of a CPU. Default: all of its cores."),
     ram: float | None = option(None, "GIB", "RAM of your board. Default: every size it is sold with."),
@@ -328,6 +330,8 @@ def llm(
             engine=cast("Engine | None", engine),
             threads=threads,
             ram_gib=ram,
+            flash_attention=not no_flash,
+            split=split,
             measure=measure,
         )
     print_and_save(result, sheet_of(result, is_brief=True), output)

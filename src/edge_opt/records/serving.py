@@ -35,11 +35,13 @@ class ServingMemory(Record):
     limit_bytes: int | None = field("RAM that the next two refer to: the smallest that fits, else the largest.")
     longest_context: int | None = field("Positions that fill that RAM, up to the model's maximum; None: not known.")
     largest_batch: int | None = field("Sequences at full context that fit that RAM; 0: not even one; None: not known.")
+    runtime_bytes: int = field("What the runtime holds beside: vocabulary, code, tables.", default=0)
 
     @property
     def total_bytes(self) -> int:
         """The sum of all of it."""
-        return self.weights_bytes + self.buffer_bytes + self.kv_bytes + self.input_bytes + self.activation_bytes
+        tensors = self.weights_bytes + self.buffer_bytes + self.kv_bytes + self.input_bytes + self.activation_bytes
+        return tensors + self.runtime_bytes
 
     @property
     def fits(self) -> bool | None:
@@ -139,6 +141,34 @@ class WeightFileSummary(Record):
 
 
 @record
+class SplitPart(Record):
+    """What one device holds and does when a model is divided between several."""
+
+    device: str = field("The device.")
+    limit_bytes: int | None = field("Memory that it may use; None: not limited.")
+    layers: int = field("Layers that it runs.")
+    expert_layers: int = field("Layers whose experts it holds.")
+    weights_bytes: int = field("Bytes of the weights that it holds.")
+    kv_bytes: int = field("Bytes of the cache that it holds.")
+    total_bytes: int = field("All that it holds, buffers included.")
+    seconds_per_step: float = field("Seconds of a decoding step that it works.")
+
+
+@record
+class ServingSplit(Record):
+    """A model divided between devices: layers one after another, or every layer between equal GPUs."""
+
+    way: Literal["layers", "experts", "tensor"] = field("What is divided: layers, experts, or each tensor.")
+    parts: tuple[SplitPart, ...] = field("What each device holds and does.")
+    link_s: float = field("Seconds of a step that data moves between the devices.")
+    tokens_per_s: float | None = field("Tokens per second of the whole batch at full context; None: it does not fit.")
+    low: float | None = field("Lower end of the 90 % interval, in tokens per second.")
+    high: float | None = field("Upper end of the 90 % interval.")
+    missing_bytes: int = field("Bytes that fit nowhere; 0: everything fits.")
+    source: str = field("What speeds of devices and links were assumed.")
+
+
+@record
 class ServingReport(Saved):
     """Will it fit, how many tokens a second, and why: one model, one format of weights, one target."""
 
@@ -167,6 +197,8 @@ class ServingReport(Saved):
     measured: MeasuredServing | None = field("The real loop on this machine; None unless asked for.")
     remarks: tuple[str, ...] = field("What was assumed, or is left out.")
     file: WeightFileSummary | None = field("The file whose header was read; None: a configuration.", default=None)
+    split: ServingSplit | None = field("How it is divided between devices; None: it is not.", default=None)
+    best_format: str | None = field("Most precise GGUF format that fits the smallest RAM; None: none.", default=None)
 
     def part(self, name: PartName) -> ServingPart:
         """Return one part by its name.

@@ -9,7 +9,13 @@ from typing import Any
 
 from edge_opt import units
 from edge_opt._support.json import to_plain
-from edge_opt.records.serving import SERVING_FORMAT, ServingComparison, ServingReport
+from edge_opt.records.serving import (
+    SERVING_FORMAT,
+    ServingComparison,
+    ServingReport,
+    ServingSplit,
+    WeightFileSummary,
+)
 from edge_opt.report.sheets import Note, Sheet, Table, column, sheet, text_column
 
 VERSION = 1
@@ -111,8 +117,15 @@ def _notes(report: ServingReport, most: int | None = None) -> Iterator[Note]:
     cache = f"cache {units.size(memory.kv_bytes)} ({report.kv})"
     held = f"weights {units.size(memory.weights_bytes)}, {cache}, activations {units.size(memory.activation_bytes)}"
     yield "Memory", f"{units.size(memory.total_bytes)}: {held}"
+    if report.file is not None:
+        yield "File", _file(report.file)
     if report.target is not None:
         yield "Fits", fits_in_words(report)
+    if report.best_format is not None and report.best_format != report.weights:
+        yield "Format", f"{report.best_format} is the most precise that fits {units.size(memory.ram_bytes[0])}"
+    if report.split is not None:
+        yield "Split", split_in_words(report.split)
+    if report.target is not None:
         yield "Prompt", _prompt(report)
     if decode.tokens_per_s is not None:
         rate = f"{_rate(decode.tokens_per_s)} tokens/s ({_interval(report)}) at {decode.context} positions"
@@ -144,6 +157,29 @@ def _asked(report: ServingReport) -> str:
     return f"{where}, {report.runtime}, prompt {report.prompt}, context {report.context}, batch {report.batch}" + (
         f"; the model was made for {report.max_context} positions" if report.max_context else ""
     )
+
+
+def _file(file: WeightFileSummary) -> str:
+    """Return what the header of a file says, in one line."""
+    types = ", ".join(f"{item.name} {units.size(item.stored_bytes)}" for item in file.types[:4])
+    parts = f" in {file.parts} parts" if file.parts > 1 else ""
+    words = "" if file.tokens is None else f"; vocabulary of {file.tokens}"
+    sizes = f"{units.size(file.disk_bytes)} on disk, {file.tensors} tensors of {units.size(file.tensor_bytes)}: {types}"
+    return f"{file.kind}{parts}, {file.architecture}; {sizes}{words}"
+
+
+def split_in_words(split: ServingSplit) -> str:
+    """Return what each device holds and how fast they are together."""
+    places = []
+    for part in split.parts:
+        experts = f", experts of {part.expert_layers}" if part.expert_layers and split.way == "experts" else ""
+        places.append(f"{part.device} {part.layers} layers{experts} ({units.size(part.total_bytes)})")
+    if split.way == "tensor":
+        places = [f"{len(split.parts)} × {split.parts[0].device}, {units.size(split.parts[0].total_bytes)} each"]
+    if split.tokens_per_s is None:
+        return f"{'; '.join(places)}; {units.size(split.missing_bytes)} fit nowhere"
+    interval = f"{_rate(split.low)} to {_rate(split.high)}"
+    return f"{'; '.join(places)}: {_rate(split.tokens_per_s)} tokens/s ({interval})"
 
 
 def fits_in_words(report: ServingReport) -> str:

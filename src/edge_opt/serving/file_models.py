@@ -358,7 +358,8 @@ def file_format(file: WeightFile, config: Any = None) -> tuple[WeightFormat, Ser
         width = 32.0 if name == "fp32" else 16.0
     base = BlockType(name, 1, width / 8)
     computes_in = {"fp32": "float32", "fp16": "float16"}.get(name, "bfloat16")
-    runtimes: tuple[ServingRuntime, ...] = (runtime, "mlx" if runtime == "torch" else "torch")
+    others: tuple[ServingRuntime, ...] = ("vllm", "mlx") if runtime == "torch" else ("torch",)
+    runtimes: tuple[ServingRuntime, ...] = (runtime, *others)
     return WeightFormat(name, runtimes, base, base, base, base, computes_in=computes_in), runtime  # type: ignore[arg-type]
 
 

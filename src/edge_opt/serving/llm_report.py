@@ -31,6 +31,7 @@ from edge_opt.records.serving import (
     ServingComparison,
     ServingMemory,
     ServingReport,
+    ServingSplit,
 )
 from edge_opt.serving.file_models import file_format, file_summary, gguf_model, with_file_tensors
 from edge_opt.serving.model_source import (
@@ -46,14 +47,23 @@ from edge_opt.serving.serving_costs import (
     Speed,
     decode_cost,
     prefill_cost,
+    prefill_spread,
     serving_curve,
     serving_parts,
     speed_of,
 )
-from edge_opt.serving.token_rates import PREFILL_SPREAD
-from edge_opt.serving.token_trace import TracedLanguageModel, filled_cache, output_cache, run_step, traced_model
+from edge_opt.serving.splits import LINK_BYTES_PER_S, USUAL_CPU, Place, parse_split, split_serving
+from edge_opt.serving.token_rates import has_own_memory
+from edge_opt.serving.token_trace import (
+    TracedLanguageModel,
+    filled_cache,
+    output_cache,
+    run_step,
+    traced_model,
+    with_stored_head,
+)
 from edge_opt.serving.weight_files import WeightFile, find_weight_file
-from edge_opt.serving.weight_formats import WeightFormat, cache_bytes_per_value, weight_format
+from edge_opt.serving.weight_formats import WEIGHT_FORMATS, WeightFormat, cache_bytes_per_value, weight_format
 
 CONTEXT = 4096
 PROMPT = 512
@@ -78,6 +88,8 @@ def llm(
     threads: int | None = None,
     inputs: InputMaker | None = None,
     ram_gib: float | None = None,
+    flash_attention: bool = True,
+    split: str | None = None,
     measure: bool = False,
     name: str | None = None,
 ) -> ServingReport | ServingComparison:
@@ -100,13 +112,18 @@ def llm(
         prompt: tokens that are read before the first is written; 512, or the context where that is less.
         batch: sequences that are served at once.
         kv: the format of the key-value cache; fp16, or fp32 where the weights are.
-        runtime: llama.cpp, torch or mlx; default: the first that supports the format.
+        runtime: llama.cpp, torch, mlx or vllm; default: the first that supports the format.
         engine: cpu, gpu or npu; the device's own choice unless given.
         threads: threads of a CPU; default: all of its cores. Fewer threads compute more slowly; the
             memory bandwidth is assumed to be the same.
         inputs: for a module of your own: a function of tokens, past and batch that returns the arguments of its
             forward by name, the cache with `past` positions among them as floating tensors or `InputSpec`.
         ram_gib: the RAM of your own board, in GiB; default: of a device sold with several sizes, all are looked at.
+        flash_attention: whether the runtime fuses attention, as llama.cpp does by default; without it the cache is
+            read more slowly.
+        split: devices to divide the model between, with memory: "gpu:24GiB,cpu:64GiB", where gpu is the target and
+            cpu a usual computer; "2*gpu:24GiB" puts layers on two GPUs, "tensor:2*gpu:24GiB@64" divides tensors, the
+            link at 64 GB/s. Default: with a GPU whose memory is too small, the rest goes to a usual CPU.
         measure: also run the real loop on this machine, in torch with random weights (or those of a module that has
             them).
         name: Name of the model in the report.
@@ -116,7 +133,7 @@ def llm(
     >>> report.memory.kv_bytes == 2 * 32 * 32 * 128 * 2048 * 2, round(report.decode.tokens_per_s, 1)
     (True, 2.0)
     """
-    request = _Request(context, prompt, batch, kv, runtime, engine, threads, ram_gib)
+    request = _Request(context, prompt, batch, kv, runtime, engine, threads, ram_gib, flash_attention, split)
     formats: list[str | None] = [None] if weights is None else list(weights)
     if isinstance(weights, str):
         formats = [item.strip() for item in weights.split(",") if item.strip()]
@@ -147,6 +164,8 @@ class _Request:
     engine: Engine | None
     threads: int | None
     ram_gib: float | None
+    flash_attention: bool = True
+    split: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("context", "prompt", "batch", "threads"):
@@ -205,19 +224,20 @@ def _served(
         return partial(_served_file, file, name=name, request=request)
 
     @cache
-    def traced(dtype: torch.dtype, absorbs_mla: bool) -> tuple[TracedLanguageModel, int, int]:
+    def traced(dtype: torch.dtype, absorbs_mla: bool) -> tuple[TracedLanguageModel, TracedLanguageModel, int, int]:
         report_progress("building the language model without its weights")
         model = find_language_model(source, dtype, inputs, name)
         scaling = rope_scaling(model.config) or "no RoPE scaling"
         context, prompt = request.lengths(model.name, model.max_context, scaling)
         report_progress(f"tracing the prompt and a step at {context} positions")
-        return traced_model(model, context, prompt, request.batch, absorbs_mla), context, prompt
+        traced = traced_model(model, context, prompt, request.batch, absorbs_mla)
+        return traced, with_stored_head(traced, model.config), context, prompt
 
     def served(weights: str | None) -> Serving:
         form, runtime = weight_format(weights or "fp16", request.runtime)
         kv = request.cache_format(form)
-        model, context, prompt = traced(getattr(torch, form.computes_in), runtime != "torch")
-        return Serving(model, form, runtime, kv, context, prompt, request.batch)
+        model, gguf, context, prompt = traced(getattr(torch, form.computes_in), runtime != "torch")
+        return Serving(gguf if runtime == "llama.cpp" else model, form, runtime, kv, context, prompt, request.batch)
 
     return served
 
@@ -263,11 +283,14 @@ def _report(serving: Serving, spec: DeviceSpec | None, request: _Request, measur
     """Return the report of one format on one target; `measured_model` also runs here, unless it is None."""
     if spec is not None:
         request.check_target(spec)
-    speed = speed_of(spec, serving.form, request.engine, request.threads, serving.runtime)
+    speed = speed_of(spec, serving.form, request.engine, request.threads, serving.runtime, request.flash_attention)
     decode = decode_cost(serving, speed, serving.context)
     params = sum(tensor.params for tensor in serving.model.tensors)
-    memory = serving.memory(request.ram_bytes(spec))
+    memory = serving.memory(request.ram_bytes(spec), spec is not None and has_own_memory(spec, speed.engine))
+    best = _best_format(serving, memory)
     return ServingReport(
+        split=_split(serving, spec, memory, request),
+        best_format=best,
         model=serving.model.name,
         target=None if spec is None else spec.name,
         engine=speed.engine,
@@ -296,6 +319,38 @@ def _report(serving: Serving, spec: DeviceSpec | None, request: _Request, measur
     )
 
 
+# The formats that people choose from, from the most precise to the smallest.
+_CHOICES = ("fp16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "iq4_xs", "q3_k_m", "iq3_xxs", "q2_k", "iq2_xxs")
+
+
+def _best_format(serving: Serving, memory: ServingMemory) -> str | None:
+    """Return the most precise GGUF format that fits the smallest RAM; of a file its own, if it fits."""
+    if not memory.ram_bytes:
+        return None
+    if serving.file is not None:
+        return serving.form.name if memory.fits else None
+    beside = memory.total_bytes - memory.weights_bytes
+    for name in _CHOICES:
+        other = replace(serving, form=WEIGHT_FORMATS[name])
+        if other.weights_bytes + beside <= memory.ram_bytes[0]:
+            return name
+    return None
+
+
+def _split(serving: Serving, spec: DeviceSpec | None, memory: ServingMemory, request: _Request) -> ServingSplit | None:
+    """Return how the model is divided: as asked for, or between a GPU that is too small and a usual CPU."""
+    if request.split is not None:
+        is_tensor, places = parse_split(request.split, spec)
+        return split_serving(serving, places, is_tensor, request.flash_attention)
+    if spec is None or not has_own_memory(spec, request.engine) or memory.fits is not False:
+        return None
+    if serving.runtime != "llama.cpp":
+        return None
+    limit = memory.ram_bytes[-1]
+    places = [Place(spec, limit, LINK_BYTES_PER_S), Place(find_spec(USUAL_CPU), None, LINK_BYTES_PER_S)]
+    return split_serving(serving, places, False, request.flash_attention)
+
+
 def _remarks(serving: Serving, speed: Speed, memory: ServingMemory) -> list[str]:
     model = serving.model
     remarks = list(model.remarks)
@@ -305,7 +360,7 @@ def _remarks(serving: Serving, speed: Speed, memory: ServingMemory) -> list[str]
     if speed.row_rate and speed.row_rate != speed.matrix_rate:
         remarks.append(f"decoding multiplies at {speed.row_rate.reading}")
     if speed.matrix_rate:
-        remarks.append(f"products run at {speed.matrix_rate.reading}, within a factor of {PREFILL_SPREAD:g}")
+        remarks.append(f"products run at {speed.matrix_rate.reading}, within a factor of {prefill_spread(speed):g}")
     experts = max((use.experts for use in model.decode.uses.values()), default=0)
     if experts:
         remarks.append(f"of {experts} experts those that tokens meet at random are streamed, and all are held")

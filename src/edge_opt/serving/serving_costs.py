@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +22,12 @@ from edge_opt.records.serving import (
 from edge_opt.serving.token_rates import (
     DELTA_PASSES,
     PREFILL_SPREAD,
+    PREFILL_UNKNOWN_SPREAD,
     UNPACK_OPERATIONS,
+    GpuFamily,
     ProductRate,
     ReadRate,
+    gpu_family,
     matrix_rate,
     overhead_s,
     read_rate,
@@ -36,7 +39,13 @@ from edge_opt.serving.weight_formats import WeightFormat, WeightTensor, cache_by
 
 # llama.cpp reads a prompt in pieces of this many tokens, so its tensors are no larger than for one of them.
 PIECE = 512
+# Resident bytes beside tensors: the smallest models on an Apple M1 hold this much more than their tensors (llama.cpp,
+# 2026; github.com/enescingoz/mac-llm-bench).
+RUNTIME_BYTES = {"llama.cpp": 32 << 20}
 PARTS: tuple[PartName, ...] = ("attention", "mlp", "experts", "head", "embedding", "kv", "other")
+# Up to so many rows a product is bound by its weights, and more sequences add what they compute.
+FEW_ROWS = 64
+BATCH_SPREAD = 1.2
 _MOST_BATCH = 1 << 16
 _MOST_CONTEXT = 1 << 22
 
@@ -76,17 +85,22 @@ class Serving:
         """Return the bytes of weights that a step of this many tokens streams, by part."""
         parts: dict[PartName, float] = dict.fromkeys(PARTS, 0.0)
         for tensor in self.model.tensors:
-            use = step.uses.get(tensor.name)
-            if use is None:
-                continue
-            nbytes = self.tensor_bytes(tensor)
-            if use.rows and tensor.shape:
-                parts["embedding"] += nbytes / tensor.shape[0] * use.rows * tokens / step.tokens
-            if use.experts:
-                parts["experts"] += nbytes * distinct_experts(use.experts, use.met / step.tokens, tokens) / use.experts
-            elif use.is_whole:
-                parts[use.part] += nbytes
+            for part, nbytes in self.tensor_streams(tensor, step, tokens):
+                parts[part] += nbytes
         return parts
+
+    def tensor_streams(self, tensor: WeightTensor, step: StepTrace, tokens: int) -> Iterator[tuple[PartName, float]]:
+        """Yield the bytes of a tensor that a step of this many tokens streams, with their part."""
+        use = step.uses.get(tensor.name)
+        if use is None:
+            return
+        nbytes = self.tensor_bytes(tensor)
+        if use.rows and tensor.shape:
+            yield "embedding", nbytes / tensor.shape[0] * use.rows * tokens / step.tokens
+        if use.experts:
+            yield "experts", nbytes * distinct_experts(use.experts, use.met / step.tokens, tokens) / use.experts
+        elif use.is_whole:
+            yield use.part, nbytes
 
     def step_bytes(self, context: int) -> dict[PartName, float]:
         """Return the bytes that a decoding step streams, by part: weights once, and the state of each sequence."""
@@ -136,10 +150,26 @@ class Serving:
         values = sum(state.values(context, self.prompt) + state.constant for state in self.model.states)
         return int(self.batch * values * itemsize)
 
-    def memory(self, ram_bytes: tuple[int, ...]) -> ServingMemory:
+    def reserved_bytes(self) -> int:
+        """Return the buffer that llama.cpp reserves on a GPU of its own: the logits and states of a whole piece.
+
+        Llama-3-8B: 512 × (128256 + 4096) × 4 bytes = 258.5 MiB, as its log says.
+        """
+        heads = [tensor.shape for tensor in self.model.tensors if self.part(tensor) == "head" and len(tensor.shape) > 1]
+        return max((sum(shape) * PIECE * 4 for shape in heads), default=0) if self.runtime == "llama.cpp" else 0
+
+    def part(self, tensor: WeightTensor) -> PartName:
+        use = self.model.decode.uses.get(tensor.name)
+        return use.part if use else "other"
+
+    def memory(self, ram_bytes: tuple[int, ...], reserves: bool = False) -> ServingMemory:
+        """Return what is held; `reserves`: on a GPU with memory of its own, where reserved bytes are taken at once."""
+        least = self.reserved_bytes() if reserves else 0
+        runtime_bytes = RUNTIME_BYTES.get(self.runtime, 0)
+
         def total(context: int, batch: int) -> int:
-            fixed = self.weights_bytes + self.model.buffer_bytes + self.model.decode.input_bytes
-            return fixed + self.state_bytes(context, batch) + self.activation_bytes(context, batch)
+            fixed = self.weights_bytes + self.model.buffer_bytes + self.model.decode.input_bytes + runtime_bytes
+            return fixed + self.state_bytes(context, batch) + max(self.activation_bytes(context, batch), least)
 
         whole = total(self.context, self.batch)
         limit = next((size for size in ram_bytes if size >= whole), ram_bytes[-1] if ram_bytes else None)
@@ -149,7 +179,8 @@ class Serving:
             buffer_bytes=self.model.buffer_bytes,
             kv_bytes=self.state_bytes(self.context, self.batch),
             input_bytes=self.model.decode.input_bytes,
-            activation_bytes=self.activation_bytes(self.context, self.batch),
+            activation_bytes=max(self.activation_bytes(self.context, self.batch), least),
+            runtime_bytes=runtime_bytes,
             ram_bytes=ram_bytes,
             limit_bytes=limit,
             longest_context=limit and largest(lambda size: total(size, self.batch) <= limit, most),
@@ -204,6 +235,12 @@ class Speed:
     matrix_rate: ProductRate | None = None
     row_rate: ProductRate | None = None
     unpack_per_s: float | None = None
+    runtime: str = ""
+    has_flash: bool = True
+
+    @property
+    def family(self) -> GpuFamily | None:
+        return None if self.spec is None else gpu_family(self.spec, self.engine)
 
     def unpacking_s(self, nbytes: float, operations: float) -> float:
         """Return the seconds that unpacking takes beyond those of streaming the same weights."""
@@ -211,23 +248,50 @@ class Speed:
             return 0.0
         return max(0.0, operations / self.unpack_per_s - nbytes / self.rate.bytes_per_s)
 
+    def cache_share(self) -> float:
+        """Return the part of the rate of weights at which the cache is read."""
+        if self.family is None:
+            return 1.0
+        return self.family.cache_share if self.has_flash else self.family.plain_share
+
+    def moving_s(self, nbytes: float, cache_bytes: float) -> float:
+        """Return the seconds to stream bytes, some of them of the cache."""
+        assert self.rate is not None
+        return (nbytes - cache_bytes + cache_bytes / self.cache_share()) / self.rate.bytes_per_s
+
     def step(
-        self, nbytes: float, flops: float, step: StepTrace, has_one_row: bool, unpacking_s: float = 0.0
+        self,
+        nbytes: float,
+        flops: float,
+        step: StepTrace,
+        rows: int,
+        unpacking_s: float = 0.0,
+        cache_bytes: float = 0.0,
     ) -> tuple[float | None, Bound]:
-        """Return the seconds of a step, and what bounds it."""
+        """Return the seconds of a step of so many rows in each product, and what bounds it."""
         if self.rate is None or self.spec is None or self.engine is None:
             return None, "unknown"
-        moving = nbytes / self.rate.bytes_per_s
-        product_rate = self.row_rate if has_one_row else self.matrix_rate
+        moving = self.moving_s(nbytes, cache_bytes)
+        product_rate = self.row_rate if rows == 1 else self.matrix_rate
         computing = 0.0 if product_rate is None else flops / product_rate.flops_per_s
         own = self.spec.overhead_s
-        overhead = step.operators * (overhead_s(self.engine, self.threads) if own is None else own.value)
+        each = overhead_s(self.engine, self.threads, self.family, self.runtime) if own is None else own.value
+        overhead = step.operators * each
         spent: dict[Bound, float] = {"memory": moving, "compute": max(computing, unpacking_s), "overhead": overhead}
-        return max(moving + unpacking_s, computing) + overhead, max(spent, key=lambda bound: spent[bound])
+        busy = max(moving + unpacking_s, computing)
+        if self.family is not None and 1 < rows <= FEW_ROWS:
+            # Kernels for few rows hide only the first of them behind memory.
+            busy = max(busy, moving + unpacking_s + computing * (rows - 1) / rows)
+        return busy + overhead, max(spent, key=lambda bound: spent[bound])
 
 
 def speed_of(
-    spec: DeviceSpec | None, form: WeightFormat, engine: Engine | None, threads: int | None, runtime: str
+    spec: DeviceSpec | None,
+    form: WeightFormat,
+    engine: Engine | None,
+    threads: int | None,
+    runtime: str,
+    has_flash: bool = True,
 ) -> Speed:
     """Return the speed of a device in a format; with fewer threads than cores a CPU has that share of its rate."""
     if spec is None:
@@ -242,17 +306,20 @@ def speed_of(
     rates = matrix_rate(spec, form, wanted), row_rate(spec, form, wanted)
     matrix, row = (rate and rate._replace(flops_per_s=rate.flops_per_s * part) for rate in rates)
     streamed = read_rate(spec, wanted, runtime, form.bits)
-    return Speed(spec, wanted, used, streamed, matrix, row, unpack_rate(spec, wanted))
+    return Speed(spec, wanted, used, streamed, matrix, row, unpack_rate(spec, wanted), runtime, has_flash)
 
 
 def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
     """Return the cost of writing one token per sequence at a length of context."""
-    nbytes = sum(serving.step_bytes(context).values())
+    parts = serving.step_bytes(context)
+    nbytes, cache_bytes = sum(parts.values()), parts["kv"]
     flops = sum(serving.step_flops(context).values())
     unpacking_s = speed.unpacking_s(*serving.slow_weights())
-    seconds, bound = speed.step(nbytes, flops, serving.model.decode, serving.batch == 1, unpacking_s)
+    seconds, bound = speed.step(nbytes, flops, serving.model.decode, serving.batch, unpacking_s, cache_bytes)
     rate = None if seconds is None else serving.batch / seconds
     below, above = (speed.rate.spread, speed.rate.above) if speed.rate else (1.0, 1.0)
+    if serving.batch > 1:  # kernels for several rows differ more than those for one
+        below, above = below * BATCH_SPREAD, above * BATCH_SPREAD
     is_open = speed.rate is not None and speed.rate.is_lower_bound
     return DecodeCost(
         context=context,
@@ -266,19 +333,27 @@ def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
     )
 
 
+def prefill_spread(speed: Speed) -> float:
+    """Return the factor that nine in ten published prompts meet; wider for GPUs and programs without rows."""
+    is_known = speed.engine == "cpu" or (speed.family is not None and speed.runtime in ("llama.cpp", "mlx"))
+    return PREFILL_SPREAD if is_known else PREFILL_UNKNOWN_SPREAD
+
+
 def prefill_cost(serving: Serving, speed: Speed) -> PrefillCost:
     """Return the cost of reading the prompt."""
     step = serving.model.prefill
     flops = 2 * sum(step.macs.values())
     nbytes = sum(serving.streamed(step, step.tokens).values()) + serving.state_bytes(serving.prompt, serving.batch)
-    seconds, bound = speed.step(nbytes, flops, step, False) if speed.matrix_rate is not None else (None, "unknown")
+    rows = max(step.tokens, FEW_ROWS + 1)
+    seconds, bound = speed.step(nbytes, flops, step, rows) if speed.matrix_rate is not None else (None, "unknown")
+    spread = prefill_spread(speed)
     return PrefillCost(
         tokens=serving.prompt,
         flops=flops,
         bytes_moved=round(nbytes),
         seconds=seconds,
-        low=None if seconds is None else seconds / PREFILL_SPREAD,
-        high=None if seconds is None else seconds * PREFILL_SPREAD,
+        low=None if seconds is None else seconds / spread,
+        high=None if seconds is None else seconds * spread,
         tokens_per_s=None if seconds is None else serving.batch * serving.prompt / seconds,
         bound=bound,  # type: ignore[arg-type]
     )
@@ -289,8 +364,7 @@ def serving_parts(serving: Serving) -> tuple[ServingPart, ...]:
     nbytes, flops = serving.step_bytes(serving.context), serving.step_flops(serving.context)
     weights_bytes: dict[PartName, int] = dict.fromkeys(PARTS, 0)
     for tensor in serving.model.tensors:
-        use = serving.model.decode.uses.get(tensor.name)
-        weights_bytes[use.part if use else "other"] += serving.tensor_bytes(tensor)
+        weights_bytes[serving.part(tensor)] += serving.tensor_bytes(tensor)
     parts = (ServingPart(name, weights_bytes[name], round(nbytes[name]), flops[name]) for name in PARTS)
     return tuple(part for part in parts if part.weights_bytes or part.bytes_per_step or part.flops_per_step)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,28 +10,20 @@ from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import DeviceSpec, Engine, Figure
 from edge_opt.serving.weight_formats import WeightFormat
 
-# Share of the data sheet's bandwidth that streaming weights reaches: the median over the machines that
-# tests/support/decode_evidence.py lists, and for the CPU the STREAM copy of the Raspberry Pi 4 as one more.
-# tests/serving/test_token_rates.py derives all of these constants from that list.
+# Share of the data sheet's bandwidth that streaming weights reaches on a CPU: the median over the machines that
+# tests/support/decode_evidence.py lists, and the STREAM copy of the Raspberry Pi 4 as one more. Engines of which no
+# rows are known are taken to reach what GPUs reach.
 SHARE: dict[Engine, float] = {"cpu": 0.58, "gpu": 0.8, "npu": 0.8, "all": 0.8}
-# GPUs with more than this reach less of it with a single sequence: the median of four. Weights of eight bits
-# or more are so few per byte that they keep up: Llama-2-7B in fp16 and q8_0 on M1, M2 and M3 Max reach 0.77 to 0.87
-# (github.com/ggml-org/llama.cpp/discussions/4167).
-WIDE_BYTES_PER_S = 300e9
-WIDE_SHARE = 0.61
+# Weights of this many bits or more are so few per byte that unpacking never holds them up.
 WIDE_BITS = 8.0
-# Time per operator beside its bytes, where the device has no figure of its own. On a GPU the first and the last M5 row
-# of that list, one with seven times the bytes of the other, give it; a runtime fuses some of the operators that are
-# counted, so a launch takes longer than this. On a CPU all threads wait for each other after each operator, so it is a
-# time per core: the one that explains the rows of five machines best, each with a bandwidth of its own.
-OVERHEAD_S: dict[Engine, float] = {"cpu": 0.5e-6, "gpu": 1.7e-6, "npu": 1.7e-6, "all": 1.7e-6}
+# Time per operator beside its bytes. On a CPU all threads wait for each other after each operator, so it is a time per
+# core: the one that explains the rows of five machines best, each with a bandwidth of its own.
+OVERHEAD_S: dict[Engine, float] = {"cpu": 0.5e-6, "gpu": 3e-6, "npu": 3e-6, "all": 3e-6}
 _USUAL_CORES = 4
 # Nine in ten times lie within these factors of what the share says. On CPUs many fall short of it, where few cores have
-# wide memory, and none is far above: below the quantile of the evidence, above its largest. On GPUs both ends are those
-# of Student's distribution for one row more than the twelve.
-SPREAD: dict[Engine, float] = {"cpu": 1.4, "gpu": 1.17, "npu": 1.4, "all": 1.4}
+# wide memory, and none is far above: below the quantile of the evidence, above its largest.
+SPREAD: dict[Engine, float] = {"cpu": 1.4, "gpu": 1.5, "npu": 1.5, "all": 1.5}
 MOST_ABOVE: dict[Engine, float] = {"cpu": 1.17}
-WIDE_SPREAD = 1.5
 # Rates of published runs on the device itself, and rates derived from runs on similar devices.
 DECODED_SPREAD = 1.25
 DERIVED_SPREAD = 1.5
@@ -43,13 +36,80 @@ MEASURED_SPREAD = 1.15
 COPY_SHARE = 0.85
 
 
-def overhead_s(engine: Engine, threads: int | None = None) -> float:
+@dataclass(frozen=True, slots=True)
+class GpuFamily:
+    """What llama.cpp reaches on GPUs of one kind, fitted to the rows of benchmarks/data/llm_rows.csv.
+
+    A step takes its bytes over `share` of the data sheet's bandwidth and `overhead_s` for each operator; nine in ten
+    rows lie from a `below`-th to `above` times that. The cache is read at `cache_share` of the rate of weights with
+    flash attention and at `plain_share` without. Products of many rows reach `products` of the peak at `precision`,
+    for quantized and for 16-bit weights.
+    """
+
+    name: str
+    pattern: str
+    share: float
+    overhead_s: float
+    below: float
+    above: float
+    cache_share: float
+    plain_share: float
+    precision: str
+    products: tuple[float, float]
+
+
+# `python benchmarks/llm_rates.py` fits share and overhead and prints what rows and devices left out say of them.
+GPU_FAMILIES = (
+    GpuFamily("Apple", r"Apple M\d", 0.88, 4.2e-6, 1.35, 1.25, 0.4, 0.15, "fp32", (0.57, 0.64)),
+    GpuFamily("NVIDIA data-center", r"NVIDIA (A100|H100|H200)", 0.73, 3.9e-6, 1.25, 1.35, 1.0, 0.4, "fp16",
+              (0.25, 0.25)),
+    GpuFamily("NVIDIA Ampere and Turing", r"NVIDIA (GeForce RTX [23]0|RTX A\d|A10|A40)", 0.90, 2.2e-6, 1.2, 1.3,
+              1.0, 0.4, "fp32", (1.55, 1.6)),
+    GpuFamily("NVIDIA Ada and Blackwell", r"NVIDIA (GeForce RTX [45]0|RTX|L4|DGX|Jetson AGX Thor)", 0.90, 1.4e-6, 1.2,
+              1.3, 1.0, 0.4, "fp32", (1.5, 1.6)),
+    GpuFamily("AMD Radeon", r"AMD (Radeon|Ryzen)", 0.90, 3.3e-6, 1.3, 1.35, 0.6, 0.3, "fp16", (0.43, 0.43)),
+    GpuFamily("Intel Arc", r"Intel Arc", 0.90, 4.3e-6, 1.6, 1.4, 0.6, 0.3, "fp16", (0.3, 0.3)),
+)  # fmt: skip
+# Other programs on a GPU: their overhead per operator, their share of the bandwidth, and the factor of their intervals.
+# vLLM replays CUDA graphs, torch launches operators one by one from Python; MLX has rows of three Macs. The others have
+# no rows here, so their intervals are wide.
+RUNTIME_OVERHEAD_S = {"mlx": 1.5e-6, "vllm": 0.8e-6, "torch": 10e-6}
+RUNTIME_SHARE = {"mlx": 0.85}
+RUNTIME_SPREAD = {"mlx": 1.35, "vllm": 1.5, "torch": 1.7}
+
+
+_OWN_MEMORY = re.compile(r"NVIDIA (GeForce|RTX|A\d|H\d|L4)|AMD Radeon RX|Intel Arc")
+
+
+def has_own_memory(spec: DeviceSpec, engine: Engine | None = None) -> bool:
+    """Return whether the engine is a GPU with memory of its own, not that of the computer."""
+    return (engine or spec.engine) == "gpu" and _OWN_MEMORY.match(spec.title) is not None
+
+
+def gpu_family(spec: DeviceSpec, engine: Engine | None = None) -> GpuFamily | None:
+    """Return the family of a device's GPU; None for other engines and for GPUs of which no rows are known.
+
+    >>> from edge_opt.boards.catalog import device
+    >>> gpu_family(device("rtx-4090")).name
+    'NVIDIA Ada and Blackwell'
+    """
+    if (engine or spec.engine) != "gpu":
+        return None
+    return next((family for family in GPU_FAMILIES if re.match(family.pattern, spec.title)), None)
+
+
+def overhead_s(
+    engine: Engine, threads: int | None = None, family: GpuFamily | None = None, runtime: str | None = None
+) -> float:
     """Return the seconds of an operator beside its bytes; on a CPU they grow with the threads that wait.
 
     >>> overhead_s("cpu", 4), overhead_s("gpu")
-    (2e-06, 1.7e-06)
+    (2e-06, 3e-06)
     """
-    return OVERHEAD_S[engine] * ((threads or _USUAL_CORES) if engine == "cpu" else 1)
+    if engine == "cpu":
+        return OVERHEAD_S[engine] * (threads or _USUAL_CORES)
+    known = OVERHEAD_S[engine] if family is None else family.overhead_s
+    return RUNTIME_OVERHEAD_S.get(runtime or "", known)
 
 
 # Decoding multiplies one row by each matrix. A CPU without dot products of int8 unpacks its weights so slowly that this
@@ -77,7 +137,10 @@ MATRIX_SHARE = 0.5
 REPACKED_SHARE = 0.3
 UNPACKED_SHARE = 0.1
 REPACKED = ("q4_0", "iq4_nl")
-PREFILL_SPREAD = 2.0
+# Nine in ten published prompts lie within this factor where there are rows of the family or of such a CPU, and within
+# the other one elsewhere.
+PREFILL_SPREAD = 1.5
+PREFILL_UNKNOWN_SPREAD = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +183,9 @@ def read_rate(
     9.86
     """
     wanted = engine or spec.engine
-    for method in ("llama_cpp_decode", "decode") if runtime == "llama.cpp" else ("decode",):
+    # What llama.cpp streamed was in 4 bits; wider weights are not held up by unpacking.
+    is_own = runtime == "llama.cpp" and bits < WIDE_BITS
+    for method in ("llama_cpp_decode", "decode") if is_own else ("decode",):
         figure = spec.bandwidth(method, wanted)
         if figure is not None:
             spread = DECODED_SPREAD if figure.kind == "measured" else DERIVED_SPREAD
@@ -132,20 +197,28 @@ def read_rate(
     for method in ("datasheet", "quoted"):
         figure = spec.bandwidth(method)
         if figure is not None:
-            share, spread = sheet_share(wanted, figure.value, bits)
+            family = gpu_family(spec, wanted)
+            share = SHARE[wanted] if family is None else RUNTIME_SHARE.get(runtime or "", family.share)
             reading = f"{share:g} of {figure.value / 1e9:g} GB/s by the data sheet ({figure.source})"
+            if family is not None:
+                return _family_rate(family, share * figure.value, reading, runtime)
             known = {spec.engine, *(peak.engine for peak in spec.peaks), *(item.engine for item in spec.bandwidths)}
             if wanted not in known:
                 return ReadRate(share * figure.value, f"{reading}; nothing is known of its {wanted}", UNKNOWN_SPREAD)
-            return ReadRate(share * figure.value, reading, spread, most_above=MOST_ABOVE.get(wanted))
+            return ReadRate(share * figure.value, reading, SPREAD[wanted], most_above=MOST_ABOVE.get(wanted))
     return _from_copies(spec, wanted)
 
 
-def sheet_share(engine: Engine, datasheet_bytes_per_s: float, bits: float = 4.5) -> tuple[float, float]:
-    """Return the share of the data sheet that it streams, and the factor that nine in ten published rows meet."""
-    if engine != "cpu" and datasheet_bytes_per_s > WIDE_BYTES_PER_S and bits < WIDE_BITS:
-        return WIDE_SHARE, WIDE_SPREAD
-    return SHARE[engine], SPREAD[engine]
+def _family_rate(family: GpuFamily, bytes_per_s: float, reading: str, runtime: str | None) -> ReadRate:
+    """Return the rate of a GPU by its family; of other programs than llama.cpp the interval is wider."""
+    rows = f"{reading}, as published runs on {family.name} GPUs reach"
+    if runtime in RUNTIME_SPREAD:
+        spread = RUNTIME_SPREAD[runtime]
+        why = (
+            "; few runs of MLX are known" if runtime == "mlx" else f"; no runs of {runtime} were fitted, so it is wide"
+        )
+        return ReadRate(bytes_per_s, rows + why, spread)
+    return ReadRate(bytes_per_s, rows, family.below, most_above=family.above)
 
 
 def _from_copies(spec: DeviceSpec, engine: Engine) -> ReadRate:
@@ -180,6 +253,11 @@ def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine) -> Product
         return _share_of_peak(REPACKED_SHARE, "int8", int8)
     if engine == "cpu" and form.is_quantized and int8 is not None and _has_dot_products(spec):
         return _share_of_peak(UNPACKED_SHARE, "int8", int8)
+    family = gpu_family(spec, engine)
+    known = None if family is None else spec.peak(engine, family.precision)
+    if family is not None and known is not None:
+        share = family.products[0 if form.is_quantized else 1]
+        return _share_of_peak(share, family.precision, known, f", as on {family.name} GPUs")
     for precision in ("fp32", "fp16", "bf16") if engine == "cpu" else ("fp16", "bf16", "fp32"):
         peak = spec.peak(engine, precision)
         if peak is not None:

@@ -137,6 +137,29 @@ def traced_model(model: LanguageModel, context: int, prompt: int, batch: int, ab
     )
 
 
+# Checkpoints of the Hub that hold the head beside the table that it shares: Qwen3-0.6B has 751 M parameters there,
+# Qwen3-1.7B 2.03 B. GGUF files made from them hold both.
+_STORED_HEADS = (("qwen3", 1024), ("qwen3", 2048))
+
+
+def with_stored_head(model: TracedLanguageModel, config: Any) -> TracedLanguageModel:
+    """Return the model as its GGUF file holds it: with a head of its own where the checkpoint has one."""
+    text = text_config(config) if config is not None else None
+    table = next((tensor for tensor in model.tensors if tensor.role == "embedding"), None)
+    key = getattr(text, "model_type", ""), getattr(text, "hidden_size", 0)
+    if not model.is_tied or table is None or key not in _STORED_HEADS:
+        return model
+    head = replace(table, name="lm_head.weight", role="head")
+
+    def untied(step: StepTrace) -> StepTrace:
+        rows = step.uses[table.name].rows
+        uses = {table.name: WeightUse("embedding", False, rows), head.name: WeightUse("head", True)}
+        return replace(step, uses={**step.uses, **uses})
+
+    tensors = (*model.tensors, head)
+    return replace(model, tensors=tensors, is_tied=False, decode=untied(model.decode), prefill=untied(model.prefill))
+
+
 _CACHES = ("past_key_values", "cache_params", "state")
 
 

@@ -12,8 +12,8 @@ from typing import Literal
 from edge_opt.errors import InvalidInput
 from edge_opt.records.fields import field, record
 
-ServingRuntime = Literal["llama.cpp", "torch", "mlx"]
-RUNTIMES: tuple[ServingRuntime, ...] = ("llama.cpp", "torch", "mlx")
+ServingRuntime = Literal["llama.cpp", "torch", "mlx", "vllm"]
+RUNTIMES: tuple[ServingRuntime, ...] = ("llama.cpp", "torch", "mlx", "vllm")
 # The role of a tensor in a language model; a mix stores some roles in another type.
 TensorRole = Literal[
     "embedding", "head", "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_down", "ffn_up", "router",
@@ -51,7 +51,7 @@ _FALLBACK = {
 }  # fmt: skip
 
 # When a rule of a mix holds; `layer` of `layers`, `sharing` query heads per key head.
-Condition = Literal["always", "more_bits", "first_8th", "first_16th", "first_2", "first_4", "sharing_4"]
+Condition = Literal["always", "more_bits", "middle", "first_8th", "first_16th", "first_2", "first_4", "sharing_4"]
 _Rule = tuple[Condition, str]
 
 
@@ -110,7 +110,7 @@ def _gguf(
 
 def _plain(name: str, type_name: str, computes_in: Literal["float32", "float16", "bfloat16"]) -> WeightFormat:
     kind = BLOCK_TYPES[type_name]
-    return WeightFormat(name, ("torch", "llama.cpp", "mlx"), kind, kind, kind, kind, computes_in=computes_in)
+    return WeightFormat(name, ("torch", "llama.cpp", "mlx", "vllm"), kind, kind, kind, kind, computes_in=computes_in)
 
 
 def _grouped(name: str, bits: int, group: int, runtime: ServingRuntime, beside: int, is_whole: bool) -> WeightFormat:
@@ -118,7 +118,8 @@ def _grouped(name: str, bits: int, group: int, runtime: ServingRuntime, beside: 
     base = BlockType(name, group, (bits * group + beside) / 8)
     half = BLOCK_TYPES["F16"]
     outer = base if is_whole else half
-    return WeightFormat(name, (runtime,), base, outer, outer, half, computes_in="float16")
+    runtimes: tuple[ServingRuntime, ...] = ("torch", "vllm") if runtime == "torch" else (runtime,)
+    return WeightFormat(name, runtimes, base, outer, outer, half, computes_in="float16")
 
 
 _MORE: tuple[_Rule, ...] = (("more_bits", "Q6_K"),)
@@ -131,11 +132,14 @@ _IQ2_S: dict[str, tuple[_Rule, ...]] = {
     "ffn_down": (("first_8th", "IQ3_S"),),
     "attn_output": (("always", "IQ3_S"),),
 }
-# The mixes of llama-quantize without an importance matrix: src/llama-quant.cpp of ggml-org/llama.cpp, read in 2026-11.
+# The mixes of llama-quantize: src/llama-quant.cpp of ggml-org/llama.cpp, read in 2026-11. An importance matrix changes
+# IQ3_XXS and IQ4; published files of these have one.
 _ALL = (
     _plain("fp32", "F32", "float32"),
     _plain("fp16", "F16", "float16"),
     _plain("bf16", "BF16", "bfloat16"),
+    # fp8: a scale per row or tensor, in 32 bits.
+    _grouped("fp8", 8, 4096, "torch", 32, is_whole=False),
     # int8: a half of scale per row, taken as one in 4096. int4: a half of scale and a zero of 4 bits per group.
     _grouped("int8", 8, 4096, "torch", 16, is_whole=False),
     *(_grouped(f"int4-g{group}", 4, group, "torch", 20, is_whole=False) for group in (32, 64, 128, 256)),
@@ -166,17 +170,20 @@ _ALL = (
         ffn_down=(("always", "Q3_K"),),
     ),
     _gguf("q2_k_s", "Q2_K", attn_v=(("sharing_4", "Q4_K"),), ffn_down=(("first_8th", "Q4_K"),)),
-    _gguf("iq4_nl", "IQ4_NL", attn_v=(("sharing_4", "Q5_K"),), ffn_down=(("first_8th", "Q5_K"),)),
-    _gguf("iq4_xs", "IQ4_XS", attn_v=(("sharing_4", "Q5_K"),), ffn_down=(("first_8th", "Q5_K"),)),
+    _gguf("iq4_nl", "IQ4_NL", attn_v=(("sharing_4", "Q5_K"),)),
+    _gguf("iq4_xs", "IQ4_XS", attn_v=(("sharing_4", "Q5_K"),)),
     _gguf("iq3_s", "IQ3_S", attn_v=(("sharing_4", "Q4_K"),)),
+    _gguf(
+        "iq3_xs", "IQ3_S", attn_v=(("sharing_4", "Q4_K"),), attn_q=(("always", "IQ3_XXS"),),
+        attn_k=(("always", "IQ3_XXS"),), ffn_up=(("middle", "IQ3_XXS"),),
+    ),
     _gguf(
         "iq3_m", "IQ3_S", attn_v=(("always", "Q4_K"),), attn_output=(("always", "Q4_K"),),
         ffn_down=(("first_8th", "Q4_K"),), attn_qkv=(("always", "Q4_K"),),
     ),
     _gguf(
-        "iq3_xxs", "IQ3_XXS", head="Q5_K", embedding="IQ3_S", attn_v=(("sharing_4", "Q4_K"), ("always", "IQ3_S")),
+        "iq3_xxs", "IQ3_XXS", head="Q5_K", embedding="IQ3_S", attn_v=(("sharing_4", "Q4_K"),),
         attn_q=(("always", "IQ2_S"),), attn_k=(("always", "IQ2_S"),), attn_output=(("always", "IQ3_S"),),
-        ffn_down=(("first_8th", "Q4_K"), ("always", "Q3_K")),
     ),
     _gguf("iq2_m", "IQ2_S", head="Q5_K", embedding="IQ3_S", **_IQ2_S),
     _gguf("iq2_s", "IQ2_XS", head="Q5_K", embedding="IQ3_S", **_IQ2_S),
@@ -298,6 +305,8 @@ def _holds(condition: Condition, tensor: WeightTensor) -> bool:
     layer, layers = tensor.layer or 0, max(tensor.layers, 1)
     if condition == "more_bits":
         return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+    if condition == "middle":
+        return layers // 8 <= layer < 7 * layers // 8
     bounds = {"first_8th": layers // 8, "first_16th": layers // 16, "first_2": 2, "first_4": 4}
     if condition in bounds:
         return layer < bounds[condition]
