@@ -266,7 +266,8 @@ OTHERS: dict[str, ZooNet] = {
     ),
     **{
         f"transformers:{kind.lower()}": _transformer(
-            kind, _tokens(use_cache=False), "ForCausalLM", vocab_size=100, num_key_value_heads=2, **_SMALL
+            kind, _tokens(use_cache=False), "ForCausalLM", vocab_size=100, num_key_value_heads=2, pad_token_id=0,
+            **_SMALL,
         )
         for kind in ("Mistral", "Qwen2", "Qwen3", "Gemma", "Phi3", "SmolLM3")
     },

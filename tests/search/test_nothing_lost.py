@@ -66,6 +66,30 @@ def test_a_killed_nursery_takes_along_what_a_build_has_started(tmp_path: Path) -
     assert not psutil.wait_procs(started, timeout=30)[1]
 
 
+DYING = """
+import os, signal, time
+from edge_opt.search.isolation import _ServerProcess
+for pause in (0.3, 0.1, 0.05, 0.02, 0.01, 0.0):
+    server = _ServerProcess(["slow_import"])
+    print(server.process.pid, flush=True)
+    time.sleep(pause)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_fork_server_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "slow_import.py").write_text("import time; time.sleep(60)", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    started = subprocess.run([sys.executable, "-c", DYING], env=environment, capture_output=True, text=True, timeout=60)
+    assert started.returncode == -signal.SIGKILL
+    servers = [int(line) for line in started.stdout.split()]
+    assert len(servers) == 6
+    deadline = time.monotonic() + 3
+    while any(map(psutil.pid_exists, servers)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not [pid for pid in servers if psutil.pid_exists(pid)]
+
+
 FULL = """
 import resource, sys
 from pathlib import Path

@@ -25,6 +25,7 @@ from sweep_process import space_of
 HERE = Path(__file__).parent
 PATIENCE_S = 120.0
 _LOOK_FOR_S = 10.0
+_END_WITHIN_S = 3.0
 
 
 def role_of(process: psutil.Process) -> str | None:
@@ -170,7 +171,7 @@ class KilledSweep:
         return len(finished(self.folder)) == space_of(self.levels).size
 
     def _nobody_is_left(self) -> None:
-        _, alive = psutil.wait_procs(list(self._processes.values()), timeout=PATIENCE_S)
+        _, alive = psutil.wait_procs(list(self._processes.values()), timeout=_END_WITHIN_S)
         assert not alive, alive
         self._processes.clear()
 

@@ -17,7 +17,7 @@ from edge_opt.errors import TraceFailed
 
 class Crashes(nn.Module):
     def forward(self, x):
-        ctypes.memmove(x.data_ptr(), x.data_ptr() + 4, 8)
+        ctypes.memmove(x.untyped_storage().data_ptr(), 4, 8)
         return x
 
 
@@ -56,7 +56,7 @@ def test_the_command_line_survives_a_crash(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text(
         "import ctypes\nfrom torch import nn\nclass Net(nn.Module):\n    def forward(self, x):\n"
-        "        ctypes.memmove(x.data_ptr(), x.data_ptr() + 4, 8)\n        return x\n"
+        "        ctypes.memmove(x.untyped_storage().data_ptr(), 4, 8)\n        return x\n"
     )
     result = CliRunner().invoke(app, ["profile", f"{file}:Net", "-i", "2x8", "--isolate"])
     assert result.exit_code == 2

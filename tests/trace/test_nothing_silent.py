@@ -8,6 +8,7 @@ import math
 import multiprocessing.pool
 import os
 import queue
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -163,6 +164,7 @@ class Elsewhere(nn.Module):
         super().__init__()
         self.way = way
         self.linear = nn.Linear(8, 8)
+        self.register_buffer("constant", torch.zeros(8))
 
     def forward(self, x):
         return getattr(self, self.way)(self.linear(x))
@@ -245,6 +247,60 @@ class Elsewhere(nn.Module):
             z = y @ y.T
         return z + 1
 
+    def without_modes_in_place(self, y):
+        with _disable_current_modes():
+            y.addmm_(y, torch.ones(8, 8, device=y.device))
+        return y + 1
+
+    def thread_in_place(self, y):
+        worker = threading.Thread(target=lambda: y.addmm_(y, torch.ones(8, 8, device=y.device)))
+        worker.start()
+        worker.join()
+        return y + 1
+
+    def thread_into_another(self, y):
+        out = torch.zeros_like(y)
+        POOL.submit(torch.add, y, y, out=out).result()
+        return out
+
+    def thread_into_a_constant(self, y):
+        POOL.submit(self.constant.add_, 1).result()
+        return y + self.constant
+
+    def new_thread_of_a_module(self, y):
+        results = queue.Queue()
+        _thread.start_new_thread(lambda: results.put(self.linear(y)), ())
+        return results.get(timeout=60)
+
+    def subprocess(self, y):
+        return y * int(subprocess.run(["expr", "1", "+", "2"], capture_output=True).stdout)
+
+    def shell(self, y):
+        return y * (1 + os.system("true"))
+
+    def few_items(self, y):
+        return y * sum(math.sin(value.item()) for value in y[0, :2])
+
+    def few_values_in_a_list(self, y):
+        return y * sum(value * 2 for value in y[0, :2].tolist())
+
+    def few_values_in_numpy(self, y):
+        return y * float(y[0, :2].numpy().sum())
+
+    def address_only(self, y):
+        return y * ctypes.c_float.from_address(y.data_ptr()).value
+
+    def later_in_an_object_of_ones_own(self, y):
+        result = Later()
+        result.run = lambda: self.linear(y)
+        return result
+
+
+class Later:
+    pass
+
+
+POOL = ThreadPoolExecutor(1)
 
 WAYS = [name for name, value in vars(Elsewhere).items() if callable(value) and name not in ("__init__", "forward")]
 
@@ -351,6 +407,22 @@ def test_a_number_made_in_forward_is_not_taken_for_the_work_of_a_busy_thread() -
 class InNumpy(nn.Linear):
     def forward(self, x):
         return torch.from_numpy(super().forward(x).detach().numpy() @ numpy.ones((8, 8), "float32"))
+
+
+def test_what_other_threads_do_for_themselves_does_not_matter() -> None:
+    class Decides(nn.Module):
+        def forward(self, x):
+            x.add_(1)
+            return x * 2 if x.mean().item() > 0.5 else x
+
+    mine = torch.zeros(8)
+    is_done = threading.Event()
+    worker = threading.Thread(target=lambda: [mine.add_(1) for _ in iter(is_done.is_set, True)])
+    worker.start()
+    profile = eo.profile(nn.Sequential(Decides(), Decides()), (2, 8))
+    is_done.set()
+    worker.join()
+    assert not profile.totals.is_lower_bound
 
 
 def test_sizes_that_are_read_one_by_one_are_no_work_elsewhere() -> None:

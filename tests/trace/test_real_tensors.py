@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
+from edge_opt.errors import EdgeOptError, TraceFailed
 
 
 class Looks(nn.Module):
@@ -230,6 +230,13 @@ def test_gradients_inside_forward_are_counted(cls: type[nn.Linear], products: in
     assert model.weight.grad is None
 
 
-def test_a_training_step_of_a_lazy_module_says_what_to_do() -> None:
-    with pytest.raises(InvalidInput, match="lazy parameters"):
-        eo.training_step(nn.LazyLinear(8), (2, 8))
+def test_a_training_step_of_lazy_modules_leaves_them_lazy() -> None:
+    model = nn.Sequential(nn.LazyConv2d(4, 1, bias=False), nn.Flatten(), nn.LazyLinear(8, bias=False))
+    before = torch.get_rng_state()
+    step = eo.training_step(model, (2, 3, 5, 5), optimizer="sgd")
+    # Per image: 25 pixels of 3 x 4 channels, then 4 x 25 inputs of 8 outputs.
+    assert step.forward_flops == 2 * 2 * (25 * 3 * 4 + 4 * 25 * 8)
+    assert all(map(nn.parameter.is_lazy, model.parameters()))
+    assert torch.equal(before, torch.get_rng_state())
+    with pytest.raises(TraceFailed, match="lazy model cannot be run"):
+        eo.training_step(nn.LazyConv2d(4, 1), (2, 8))

@@ -72,13 +72,14 @@ def serve(preload: list[str]) -> None:
     # which would write to their headers and copy every page that holds one.
     gc.collect()
     gc.freeze()
+    _end_with_parent(0)
     _reply(replies, {"ready": os.getpid()})
     while True:
         try:
             # Paths and bytes only: what a job is made of is unpickled in the child.
             request = pickle.load(requests)
         except (EOFError, pickle.UnpicklingError):
-            return  # the parent has closed the pipe, or died while it wrote
+            os._exit(0)  # the parent has closed the pipe, or died while it wrote; to end as usual takes a second
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -115,7 +116,7 @@ def _wait(pid: int, requests: int, woken: int) -> int:
             os.read(woken, 1024)
         elif requests in readable:
             end_group(pid)
-            sys.exit(0)
+            os._exit(0)
 
 
 def end_group(pid: int) -> None:
@@ -133,7 +134,10 @@ def _run_child(request: tuple[str, str, bytes], parent: int) -> NoReturn:
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _die_with(parent)
+        _end_with_parent(signal.SIGKILL)
+        # The parent may have died between fork and prctl; then no signal will come.
+        if os.getppid() != parent:
+            os._exit(1)
         _prefer_as_oom_victim()
         result, log, payload = request
         number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -216,13 +220,10 @@ def disk_refusal(error: BaseException | None) -> str | None:
     return None
 
 
-def _die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux only)."""
+def _end_with_parent(number: int) -> None:
+    """Ask the kernel for a signal when the parent dies, or with 0 for none (Linux only)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # The parent may have died between fork and prctl; then no signal will come.
-        if os.getppid() != parent:
-            os._exit(1)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _prefer_as_oom_victim() -> None:

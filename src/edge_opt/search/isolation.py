@@ -79,8 +79,14 @@ def pickle_job(job: object) -> bytes:
 _POLL_EVERY_S = {"measure": 0.5, "compare": 0.5}
 _POLL_BUILDS_EVERY_S = 0.1
 _END_WITHIN_S = 2.0
+# The kernel ends the server with the sweep while it imports, when it does not read its pipe yet: from before the first
+# slow import. `serve` takes that back: the kernel would also act at the end of the thread that started the server.
 _START = """
-import json, sys
+import ctypes, json, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[3]):
+    sys.exit()
 sys.path[:] = json.loads(sys.argv[1])
 from edge_opt.search.fork_server import serve
 serve(json.loads(sys.argv[2]))
@@ -108,9 +114,10 @@ class _ServerProcess:
     def __init__(self, preload: Sequence[str]) -> None:
         self.preload = tuple(preload)
         self._is_ready = False
+        arguments = [json.dumps([str(path) for path in sys.path]), json.dumps(self.preload), str(os.getpid())]
         # A session of its own: Ctrl-C at the terminal is for the sweep, which ends its children itself.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps([str(path) for path in sys.path]), json.dumps(self.preload)],
+            [sys.executable, "-c", _START, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -10,30 +10,40 @@ A tensor of the trace that a cache or a global still holds afterwards is release
 
 from __future__ import annotations
 
+import _thread
 import collections
 import functools
 import gc
 import os
+import socket
+import subprocess
 import sys
+import threading
 import time
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from edge_opt._support.unchanged import slot_names
 from edge_opt.errors import TraceFailed
 from edge_opt.trace.inputs import flat_leaves
+from edge_opt.trace.lifetimes import empty_meta_like
 from edge_opt.trace.module_calls import Frame, ModuleStack
 
 # Values that models look at to decide what to do next are few; a loop over them is more.
 _FEW_VALUES = 8
+# One number with a fraction that a module reads is compared with something; several are computed with.
+_FEW_FLOATS = 1
 # A tensor that Python code makes from a list of numbers is not larger, or rarely so.
 _MOST_NUMBERS = 1024
 # CPU time of other threads that is not a thread waking up to look at a clock.
@@ -43,22 +53,47 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_parent=functools.partial(_forks.append, None))
 
 
+_Tensor = torch.Tensor
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
+
+class NeedsData(BaseException):
+    """The model needs a value, which a meta tensor does not have. Not an Exception: models must not swallow it."""
+
+    def __init__(self, what: str, why: str = "the model looks at values") -> None:
+        super().__init__(f"{why} ({what})")
+
+
 class OutsideWork:
     """What a trace knows about values that left the tape, and about tensors that came from elsewhere."""
 
-    def __init__(self, stack: ModuleStack, is_real: bool) -> None:
+    def __init__(self, stack: ModuleStack, is_real: bool, own: list[torch.Tensor]) -> None:
         self.origins: list[tuple[Frame | None, str]] = []  # the module that met a result, and where it was computed
         self.has_real_inputs = is_real
         self.thread = get_ident()
+        # Whether another thread could change a tensor in place. Only then are versions looked at: that takes time.
+        self.has_threads = False
+        self._counts_versions = True
+        self._own, self._own_version = own, 0
         self._stack = stack
         self._is_real = is_real
         self._values_read = 0
-        self._floats_read = 0
+        self._floats_read: collections.Counter[Frame | None] = collections.Counter()
         self._unknown: list[tuple[torch.Tensor, Frame | None]] = []
         self._forks = len(_forks)
         self._others_s = _seconds_of_other_threads()
-        _watch_python_loops()
+        _watch_the_process()
         _running.append(self)
+        self._replaced: list[tuple[Any, str, Any]] = []
+        for module, name, origin in _STARTERS:
+            if (function := getattr(module, name, None)) is not None:
+                self._replaced.append((module, name, function))
+                setattr(module, name, _noticed(function, functools.partial(_meet_start, origin)))
+        stack.in_other_thread = None if is_real else self.in_other_thread
+
+    @property
+    def is_in_forward(self) -> bool:
+        return self._stack.current is not None
 
     def read_values(self, count: int, floats: int = 0, origin: str = "python") -> None:
         """Note that Python code has seen values that depend on an input.
@@ -66,9 +101,35 @@ class OutsideWork:
         Integers and Booleans decide what to do next. Numbers with a fraction are computed with, unless they are few.
         """
         self._values_read += count
-        self._floats_read += floats
-        if self._floats_read > _FEW_VALUES:
+        self._floats_read[self._stack.current] += floats
+        if self._floats_read[self._stack.current] > _FEW_FLOATS:
             self.add(origin)
+
+    def expect_no_versions(self) -> None:
+        """Say that operators of the trace do not count changes, so that one that is counted was made elsewhere."""
+        self._counts_versions = False
+        if len(sys._current_frames()) > 1:
+            self.watch_threads()
+
+    def watch_threads(self) -> None:
+        """Look at the versions of tensors from now on, where they tell something."""
+        if not self.has_threads and not self._counts_versions:
+            self.has_threads, self._own_version = True, sum(map(_version, self._own))
+
+    @contextmanager
+    def in_other_thread(self) -> Iterator[None]:
+        """Run a module of the model in another thread, where no operator is on the tape."""
+        self.add("another thread")
+        with torch.no_grad(), _OnMeta():  # type: ignore[no-untyped-call]
+            yield
+
+    def check_version(self, tensor: torch.Tensor) -> None:
+        """Note a tensor of the trace that was changed elsewhere.
+
+        A trace skips the layer of the dispatcher that counts the changes of a tensor, and other threads do not.
+        """
+        if _version(tensor):
+            self.add("another thread")
 
     def meet_python_tensor(self, tensor: torch.Tensor) -> None:
         """Note a tensor that `torch.tensor`, `torch.from_numpy` or a relative of theirs just made."""
@@ -102,7 +163,9 @@ class OutsideWork:
         root = self._stack.frames[0] if self._stack.frames else None
         leaves = flat_leaves(result)
         self._unknown += [(leaf, root) for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_known(leaf)]
-        if any(callable(leaf) and not isinstance(leaf, (type, nn.Module, torch.Tensor)) for leaf in leaves):
+        held = [value for leaf in leaves if not callable(leaf) for value in (_dict_of(leaf) or {}).values()]
+        functions = [value for value in held if isinstance(value, _FUNCTIONS)]
+        if functions or any(callable(leaf) and not isinstance(leaf, (type, nn.Module, _Tensor)) for leaf in leaves):
             self._add(root, "a function that forward returns")
         numpy = sys.modules.get("numpy")
         numbers = (float, complex) if numpy is None else (float, complex, numpy.ndarray, numpy.floating)
@@ -110,6 +173,12 @@ class OutsideWork:
             self._add(root, "python")
         if len(_forks) != self._forks:
             self._add(root, "another process")
+        if self.has_threads:
+            for leaf in leaves:
+                if isinstance(leaf, torch.Tensor) and is_known(leaf):
+                    self.check_version(leaf)
+            if sum(map(_version, self._own)) != self._own_version:
+                self._add(root, "another thread")
         self._judge()
 
     def _judge(self) -> None:
@@ -137,9 +206,29 @@ class OutsideWork:
     def end(self) -> None:
         """Let go of every tensor and module."""
         self._unknown.clear()
+        self._own.clear()
         self.origins.clear()
         if self in _running:
             _running.remove(self)
+            for module, name, function in self._replaced:
+                setattr(module, name, function)
+
+
+class _OnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes shapes only, also with the model's real parameters, and records nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_meta else empty_meta_like(tensor)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_matrix(tensor: torch.Tensor) -> bool:
@@ -194,26 +283,64 @@ _READERS = {
 _running: list[OutsideWork] = []
 
 
-def _watch_python_loops() -> None:
-    """Notice `apply_`, `map_` and `map2_` from the first trace on: on meta they do nothing, and no mode sees them.
+@functools.cache
+def _watch_the_process() -> None:
+    """Notice, from the first trace on, what no mode sees: loops in Python, addresses, and modes that are put aside.
 
     Torch's methods are replaced once for the process. To replace them for each trace would use up the versions of a
     class that Python 3.13 caches look-ups by.
     """
-    for name in ("apply_", "map_", "map2_"):
-        method = getattr(torch.Tensor, name)
-        if not hasattr(method, "__wrapped__"):
-            setattr(torch.Tensor, name, _noticed(method))
+    for name in ("apply_", "map_", "map2_"):  # on meta they do nothing
+        setattr(torch.Tensor, name, _noticed(getattr(torch.Tensor, name), lambda _: _running[-1].add("python")))
+    torch.Tensor.data_ptr = _noticed(torch.Tensor.data_ptr, _need_memory)  # type: ignore[method-assign]
+    _READERS[torch.Tensor.data_ptr] = "C"  # modes are told of the attribute that torch finds by name
+    # `_disable_current_modes` asks it how many there are. Code may have imported that function before.
+    modes: Any = torch.utils._python_dispatch
+    modes._len_torch_dispatch_stack = _noticed(modes._len_torch_dispatch_stack, _meet_disabled_modes)
 
 
-def _noticed(method: Any) -> Any:
-    @functools.wraps(method)
+def _noticed(function: Any, notice: Callable[[tuple[Any, ...]], None]) -> Any:
+    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if _running and _running[-1].thread == get_ident():
-            _running[-1].add("python")
-        return method(*args, **kwargs)
+            notice(args)
+        return function(*args, **kwargs)
 
     return call
+
+
+def _need_memory(args: tuple[Any, ...]) -> None:
+    """Trace with real tensors where forward passes the address of one to C, which would crash at address 0."""
+    if args[0].is_meta and _running[-1].is_in_forward:
+        raise NeedsData("data_ptr")
+
+
+def _meet_disabled_modes(_: tuple[Any, ...]) -> None:
+    callers = [frame.f_code for frame, _ in traceback.walk_stack(sys._getframe(2))][:3]
+    if callers[0].co_name == "_disable_current_modes" and not callers[2].co_filename.startswith(_TORCH):
+        _running[-1].add("operators without dispatch modes")
+
+
+_TORCH = str(Path(torch.__file__).parent)
+# Functions that start something, with what that is. They are replaced during a trace: an audit hook would see every
+# call as well, and slow down every `id()` of the process by a third.
+_STARTERS: tuple[tuple[Any, str, str], ...] = (
+    (_thread, "start_new_thread", "thread"), (threading, "_start_new_thread", "thread"),
+    (threading, "_start_joinable_thread", "thread"), (subprocess, "_fork_exec", "another process"),
+    (sys.modules.get("_posixsubprocess"), "fork_exec", "another process"), (os, "system", "another process"),
+    (os, "posix_spawn", "another process"), (os, "posix_spawnp", "another process"),
+    (socket, "create_connection", "another machine"),
+)  # fmt: skip
+
+
+def _meet_start(origin: str, _: tuple[Any, ...]) -> None:
+    """Note that forward starts a process or a thread, or connects to another machine."""
+    if origin == "thread":
+        _running[-1].watch_threads()
+        return
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    if not any(name.startswith("<frozen importlib") for name in files):  # a library looks at the machine
+        _running[-1].add(origin)
 
 
 # Tensors that outlive a trace

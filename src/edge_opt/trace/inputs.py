@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from edge_opt._support.checks import is_whole
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import InvalidInput, TraceFailed, translated
 from edge_opt.records.fields import field, record
 
 MOST_ELEMENTS = 1 << 50  # a tensor beyond a petabyte is a mistake
@@ -219,6 +219,18 @@ def real_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> torch.T
         return torch.zeros(value.shape, dtype=wanted, device=device)
     generator = torch.Generator().manual_seed(0)
     return torch.randn(value.shape, generator=generator).to(device=device, dtype=wanted)
+
+
+def with_shapes(model: nn.Module, arguments: CallArguments) -> nn.Module:
+    """Return the model itself, or a copy that was run once where parameters of lazy modules have no shape yet."""
+    if not any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+        return model
+    dtype, device = default_dtype(model), next(model.parameters()).device
+    call = map_arguments(arguments, lambda value: real_tensor(value, dtype, device))
+    copied = copy.deepcopy(model)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), translated("the lazy model cannot be run", TraceFailed):
+        copied(*call.args, **call.kwargs)
+    return copied
 
 
 def on_device(model: nn.Module, device: str) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import add
 from threading import get_ident
@@ -47,6 +47,7 @@ class ModuleStack:
         self.current: Frame | None = None
         self.refused: Frame | None = None
         self.on_enter: Callable[[], None] | None = None
+        self.in_other_thread: Callable[[], AbstractContextManager[None]] | None = None
         self._calls: dict[str, int] = {}
         self._refusal: BaseException | None = None
         self._forwards: list[tuple[dict[str, Any], Any]] = []  # of watched modules, as they were
@@ -127,8 +128,10 @@ class ModuleStack:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if get_ident() != thread:
-                # Another thread runs the same model, and no operator of it is on the tape.
-                return forward(*args, **kwargs)
+                # No operator of another thread is on the tape. It may also run the same model by chance.
+                is_of_trace = any(value.is_meta for value in (*args, *kwargs.values()) if isinstance(value, _Tensor))
+                with self.in_other_thread() if is_of_trace and self.in_other_thread else nullcontext():
+                    return forward(*args, **kwargs)
             frame = self.enter(module, args, kwargs)
             try:
                 result = forward(*args, **kwargs)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_map_only
 
 from edge_opt.records.costs import OUTSIDE, OpCall, OpSignature, Role
-from edge_opt.trace.escapes import OutsideWork
+from edge_opt.trace.escapes import NeedsData, OutsideWork
 from edge_opt.trace.inputs import SMALL
 from edge_opt.trace.lifetimes import Lifetimes, empty_meta_like, is_dense, is_sparse, shape_of, storage_of
 from edge_opt.trace.module_calls import ModuleStack
@@ -52,13 +52,6 @@ _to_dtype = torch.ops.aten.to.dtype
 # Tensors made inside forward (masks, position ids) stay real up to SMALL: code may look at their values, and caches
 # that outlive the trace hold what they would hold anyway.
 _CONSTANT_WORK_LIMIT = 1 << 24
-
-
-class NeedsData(BaseException):
-    """The model needs a value, which a meta tensor does not have. Not an Exception: models must not swallow it."""
-
-    def __init__(self, what: str, why: str = "the model looks at values") -> None:
-        super().__init__(f"{why} ({what})")
 
 
 _AUTOCAST = ("torch.autocast", "only real tensors are cast")
@@ -109,7 +102,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.signatures: list[OpSignature] = []
         self.has_read_values = False
         self.notes: list[str] = []  # what forward adds for readers of the profile
-        self.outside = OutsideWork(stack, is_real)
+        self.outside = OutsideWork(stack, is_real, [tensor for tensor, _ in tensors])
         self.constants: Collection[int] = ()  # ids of tensors that the model holds beside its own
         self.shape_error: BaseException | None = None
         self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -195,6 +188,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _describe(self, values: Any, key_parts: list[Any], operands: _Operands) -> None:
         """Add the arguments to a key (tensors by layout and dtype), and note what they are."""
         numbers = self._numbers
+        has_threads = self.outside.has_threads
         for value in values:
             kind = value.__class__
             if kind in _PLAIN:
@@ -211,6 +205,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 elif value.is_meta and (number := numbers.get(value.untyped_storage()._cdata)) is not None:
                     operands.has_meta = True
                     operands.reads.append(number)
+                    if has_threads:
+                        self.outside.check_version(value)
                 else:
                     self._identify(value, operands)
             elif isinstance(value, (list, tuple)):

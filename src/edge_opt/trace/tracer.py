@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from edge_opt._support.unchanged import gc_paused, unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.records.costs import Role, StorageInfo, Trace
-from edge_opt.trace.escapes import ValueReads, forget_frames, release_trace_tensors
+from edge_opt.trace.escapes import NeedsData, ValueReads, forget_frames, release_trace_tensors
 from edge_opt.trace.inputs import (
     CallArguments,
     InputSpec,
@@ -38,7 +38,7 @@ from edge_opt.trace.inputs import (
 )
 from edge_opt.trace.lifetimes import Lifetimes, empty_meta_like, is_sparse, nbytes_of
 from edge_opt.trace.module_calls import Frame, ModuleStack, module_paths, owned_parameters
-from edge_opt.trace.tape import NeedsData, Tape
+from edge_opt.trace.tape import Tape
 
 
 class TracedModel(NamedTuple):
@@ -298,6 +298,8 @@ def _forward(
     # Where forward itself asks autograd for gradients, composite operators do come apart.
     whole_operators = nullcontext() if has_gradients else torch._C._AutoDispatchBelowADInplaceOrView()
     with torch.set_grad_enabled(has_gradients), whole_operators:
+        if not has_gradients:
+            tape.outside.expect_no_versions()
         call, inputs, invented = _build_inputs(traced, arguments, is_real)
         for tensor in inputs:
             lifetimes.register(tensor, "input")

@@ -17,7 +17,7 @@ from edge_opt._support.progress import report_progress
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.loading import ModelLike, resolve_call
 from edge_opt.records.training_steps import CheckpointChoice, Remedy, TrainingStep
-from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, map_arguments
+from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, map_arguments, with_shapes
 from edge_opt.trace.tracer import unwrap_compiled
 from edge_opt.training_steps.step_costs import StepCosts, StepMemory, step_times
 from edge_opt.training_steps.step_trace import StepPlan, TracedStep, trace_step
@@ -101,7 +101,8 @@ def checked_model(model: ModelLike, inputs: Any, kwargs: Mapping[str, Any] | Non
     """Return the module that is traced, and the arguments of its call."""
     model, inputs, kwargs, _ = resolve_call(model, inputs, kwargs)
     model = unwrap_compiled(model)
-    return model, call_arguments(model, inputs, kwargs)
+    arguments = call_arguments(model, inputs, kwargs)
+    return with_shapes(model, arguments), arguments
 
 
 def plan_of(

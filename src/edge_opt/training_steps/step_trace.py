@@ -21,12 +21,12 @@ from torch.utils.checkpoint import _StopRecomputationError, checkpoint
 from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.records.costs import ModuleCall, OpSignature, Role, StorageInfo
-from edge_opt.trace.escapes import ValueReads, forget_frames, release_trace_tensors
+from edge_opt.trace.escapes import NeedsData, ValueReads, forget_frames, release_trace_tensors
 from edge_opt.trace.inputs import CallArguments, InputSpec, map_arguments, meta_tensor, real_tensor, summed
 from edge_opt.trace.lifetimes import Lifetimes, nbytes_of, storage_of
 from edge_opt.trace.module_calls import Frame, ModuleStack, module_paths, owned_parameters
 from edge_opt.trace.operators import Behavior, facts_of
-from edge_opt.trace.tape import NeedsData, Tape
+from edge_opt.trace.tape import Tape
 from edge_opt.trace.tracer import check_initialized, one_at_a_time
 from edge_opt.training_steps.cpu_kernels import as_on_cpu, casting
 
