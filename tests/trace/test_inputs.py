@@ -115,6 +115,8 @@ def test_dtype_can_be_named() -> None:
         (lambda: eo.profile(nn.Sequential(), (1, 4)), "empty: a Sequential with no layers"),
         (lambda: eo.profile(nn.Linear(4, 2), (1, 4), mode="test"), "mode is 'test'.*one of eval, train"),
         (lambda: eo.profile(nn.LazyLinear(2), (1, 4)), "lazy parameters"),
+        (lambda: eo.profile(nn.Linear(4, 2), (10**400, 4)), r"more elements than 2\^50"),
+        (lambda: eo.training_step(nn.Linear(4, 2), (1, 4), accumulate=10**400), r"below 2\^63"),
         (lambda: eo.InputSpec((1, 4), "float33"), "unknown dtype 'float33'"),
         (lambda: eo.profile(TwoInputs(), {"x": (2, 4)}, kwargs={"x": (2, 4)}), "'x' is given twice"),
     ],

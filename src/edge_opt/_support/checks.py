@@ -30,7 +30,9 @@ def is_whole(value: Any, least: int = 1) -> TypeGuard[int]:
 
 
 def check_whole(name: str, value: Any, least: int = 1) -> None:
-    """Raise InvalidInput unless the value is an integer of at least `least`."""
+    """Raise InvalidInput unless the value is an integer of at least `least` that a machine can count to."""
+    if is_whole(value, least) and value >= 2**63:
+        raise InvalidInput(f"{name} must be below 2^63")
     if not is_whole(value, least):
         raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
 

@@ -38,7 +38,7 @@ class InputSpec:
             if not is_whole(dim):
                 raise InvalidInput(f"input shape {tuple(self.shape)} has the dimension {dim!r}; all must be at least 1")
         if prod(self.shape) > MOST_ELEMENTS:
-            raise InvalidInput(f"input shape {tuple(self.shape)} has {prod(self.shape):.3g} elements; at most 2^50")
+            raise InvalidInput(f"input shape {tuple(self.shape)} has more elements than 2^50, the most allowed")
         if self.dtype is not None and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise InvalidInput(f"unknown dtype {self.dtype!r}; use a torch name such as float32, float16 or int64")
 
