@@ -38,7 +38,7 @@ from edge_opt.model import SmallCNN
 from edge_opt.profiling import profile
 from edge_opt.records.sweeps import Candidate
 from edge_opt.run.config import RunConfig
-from edge_opt.run.job import Baseline, PipelineJob, variant_of
+from edge_opt.run.job import Baseline, PipelineJob
 from edge_opt.run.model_and_data import ModelAndData, summarize_score
 from edge_opt.run.screening import screen
 from edge_opt.search.space import Pair
@@ -74,7 +74,7 @@ def entries(
     found = {}
     for level in levels:
         try:
-            model = variant_of(job.source, splits, Candidate(level, "fp32", "torch"), job.cache).model
+            model = job.variant(splits, Candidate(level, "fp32", "torch")).model
         except EdgeOptError as error:
             print(f"<!-- {message_of(error)} -->")
             continue
@@ -128,9 +128,8 @@ def compared(net: str, seed: int) -> list[dict[str, Any]]:
             start, said, levels, pairs = time.process_time(), "", list(GRID), PAIRS
             if side == "auto":
                 screening = screen(job, splits, PAIRS)
-                left_out = {(item.precision, item.runtime) for item in screening.left_out}
-                said, pairs = str(screening), [each for each in PAIRS if each not in left_out]
-                levels = [0.0, *([screening.chosen.share] if screening.chosen else [])]
+                said, pairs = str(screening), PAIRS
+                levels = [0.0, *(level.share for level in screening.chosen)]
                 job = screening.job(job)
             found = entries(job, splits, levels, pairs, stack)
             us = timed({name: each.runner for name, each in found.items()}, splits)

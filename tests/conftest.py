@@ -17,6 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 # What fits the platforms that ship is no part of the package, and has tests all the same.
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "platform_fit"))
 
+# Sweeps of tests try these two unless a test names others: converting for every installed runtime takes a minute.
+os.environ.setdefault("EDGE_OPT_RUNTIMES", "torch,onnxruntime")
+
 # How long an example takes says something about the machine, not about the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

@@ -211,7 +211,11 @@ def precision_tradeoff_table(sweep_df: pd.DataFrame) -> pd.DataFrame:
 
 
 def save_hardware_artifacts(
-    output_dir: str | Path, layerwise_df: pd.DataFrame, precision_df: pd.DataFrame, summary: Mapping[str, Any]
+    output_dir: str | Path,
+    layerwise_df: pd.DataFrame,
+    precision_df: pd.DataFrame,
+    summary: Mapping[str, Any],
+    draws: bool = True,
 ) -> list[Path]:
     """Write the three tables (UTF-8 CSV) and two bar charts (PNG, 180 DPI), and return their paths.
 
@@ -220,6 +224,7 @@ def save_hardware_artifacts(
         layerwise_df: What `estimate_layerwise_stats` returned; a table, and both charts.
         precision_df: What `precision_tradeoff_table` returned.
         summary: What `summarize_hardware` returned; a table of one row.
+        draws: Whether to write the charts.
     """
     import pandas as pd
 
@@ -236,6 +241,7 @@ def save_hardware_artifacts(
         "layerwise_activation_memory.png": ("activation_bytes", "Activation memory by layer (MiB)", 1024**2),
         "layerwise_macs.png": ("macs", "Multiply-accumulates by layer (millions)", 1e6),
     }
+    charts = charts if draws else {}
     for name, (column, title, scale) in charts.items():
         names, values = layerwise_df["layer"].astype(str).tolist(), (layerwise_df[column] / scale).tolist()
         write_whole(folder / name, bar_chart(names, values, title))

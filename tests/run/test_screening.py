@@ -15,16 +15,17 @@ from edge_opt.model import SmallCNN
 from edge_opt.pruning.plan import make_plan
 from edge_opt.records.sweeps import Candidate
 from edge_opt.run import job as job_module
+from edge_opt.run import variants
 from edge_opt.run.config import RunConfig
-from edge_opt.run.job import Baseline, PipelineJob, variant_of
+from edge_opt.run.job import Baseline, PipelineJob
 from edge_opt.run.model_and_data import ModelAndData, summarize_score, torch_threads
-from edge_opt.run.screening import Place, bisect_last, choose_ratio, screen
+from edge_opt.run.screening import Place, bisect_last, choose_ratios, screen
+from edge_opt.run.variants import variant_of
 
 
 @pytest.mark.parametrize(
     ("lack", "chosen"),
     [
-        (-0.5, (0.6, 8)),  # more accurate than the whole
         (1.0, (0.6, 8)),  # all that is allowed
         (1.5, (0.4, 8)),  # 0.6 / sqrt(1.5) is 0.49
         (9.0, (0.2, 8)),  # 0.6 / 3 is 0.2
@@ -38,13 +39,22 @@ def test_the_accuracy_drop_after_training_decides_the_smaller_ratio(lack: float,
         trained.append(place)
         return lack
 
-    found = choose_ratio([(0.6, 8), (0.5, "auto")], {8: [0.2, 0.4, 0.6], "auto": [0.5]}, lacks)
-    assert found == chosen and trained == [(0.6, 8)]
+    found = choose_ratios([(0.6, 8), (0.5, "auto")], {8: [0.2, 0.4, 0.6], "auto": [0.5]}, lacks, {})
+    assert found == (chosen,) and trained == [(0.6, 8)]
+
+
+@pytest.mark.parametrize(("larger_gap", "kept"), [(1.0, ((0.4, 8), (0.6, 8))), (1.1, ((0.4, 8),))])
+def test_a_larger_ratio_is_trained_where_the_first_loses_little(larger_gap: float, kept: tuple[Place, ...]) -> None:
+    gaps = {0.4: 0.5, 0.6: larger_gap}
+    ratios = {8: [0.2, 0.4, 0.6]}
+    assert choose_ratios([(0.4, 8)], ratios, lambda place: gaps[place[0]], {(0.4, 8): (0.6, 8)}) == kept
+    # One that is hardly faster is not among the larger ones, and not trained.
+    assert choose_ratios([(0.4, 8)], ratios, lambda place: {0.4: 0.0}[place[0]], {}) == ((0.4, 8),)
 
 
 def test_without_a_smaller_ratio_the_fastest_is_offered() -> None:
-    assert choose_ratio([(0.5, 8)], {8: [0.5]}, lambda place: 3.0) == (0.5, 8)
-    assert choose_ratio([], {8: []}, lambda place: 0.0) is None
+    assert choose_ratios([(0.5, 8)], {8: [0.5]}, lambda place: 3.0, {}) == ((0.5, 8),)
+    assert choose_ratios([], {8: []}, lambda place: 0.0, {}) == ()
 
 
 def test_the_largest_ratio_is_found_with_few_tries() -> None:
@@ -86,10 +96,10 @@ def test_the_job_of_a_screening_makes_what_it_trained_and_trains_nothing_again(t
     job, splits = job_of(SmallCNN(16, 32), tmp_path)
     with torch_threads(1):
         found = screen(job, splits, [("fp32", "onnxruntime")])
-    assert found.chosen is not None and f"{len(found.levels)} tried" in str(found)
+    assert found.chosen and f"{len(found.levels)} tried" in str(found)
     made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("facts.json")}
     again = found.job(job)
-    model = variant_of(again.source, splits, Candidate(found.chosen.share, "fp32", "torch"), again.cache).model
+    model = again.variant(splits, Candidate(found.chosen[0].share, "fp32", "torch")).model
     assert sum(each.numel() for each in model.parameters()) < sum(p.numel() for p in SmallCNN(16, 32).parameters())
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("facts.json")} == made
 
@@ -97,7 +107,7 @@ def test_the_job_of_a_screening_makes_what_it_trained_and_trains_nothing_again(t
 def test_a_model_that_does_not_prune_is_swept_unpruned(tmp_path: Path) -> None:
     job, splits = job_of(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), tmp_path)
     found = screen(job, splits, [("fp32", "torch")])
-    assert found.chosen is None and "not pruned: nothing in Sequential can be pruned" in str(found)
+    assert found.chosen == () and "not pruned: nothing in Sequential can be pruned" in str(found)
     # What int8 is trained for, it is still trained for.
     assert found.job(job) is job
 
@@ -105,7 +115,7 @@ def test_a_model_that_does_not_prune_is_swept_unpruned(tmp_path: Path) -> None:
 def test_a_level_that_is_rounded_back_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, splits = job_of(SmallCNN(16, 32), tmp_path, round_to=16)
     trained: list[Any] = []
-    monkeypatch.setattr(job_module, "finetune", lambda *given, **settings: trained.append(given))
+    monkeypatch.setattr(variants, "finetune", lambda *given, **settings: trained.append(given))
     found = variant_of(job.source, splits, Candidate(0.1, "fp32", "torch"), tmp_path)
     assert not trained and job.config.fine_tune_epochs > 0
     assert found.remarks[0].startswith("pruning 0.1 removes nothing: every layer is rounded back to the width it has")

@@ -34,6 +34,7 @@ Insecure = Annotated[bool, Option("--insecure", help="Allow a scheduler without 
 MeasureOn = Annotated[
     str | None, Option(metavar="USER@HOST", help="Measure on a board over ssh; USER@HOST:PYTHON names a Python there.")
 ]
+Fair = Annotated[bool, Option("--fair", help="Train the baseline as long as variants are fine-tuned.")]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="Try failed candidates again.")]
 
 
@@ -166,9 +167,11 @@ def sweep(
     ),
     prune: str | None = option(None, "A,B", "Shares of channels to remove. Default: auto, found by search."),
     precision: str = option("fp32,int8", "A,B", "fp32, fp16, bf16, int8."),
-    runtime: str | None = option(None, "A,B", f"{', '.join(runtime_names())}. Default: torch,onnxruntime."),
+    runtime: str | None = option(None, "A,B", f"{', '.join(runtime_names())}, auto (default)."),
     metric: str | None = option(None, "NAME", "Quality metric: mae, miou, file.py:f, ... Default: accuracy."),
     metric_direction: str | None = option(None, "WAY", "higher or lower is better; for a metric of an unknown name."),
+    loss: str | None = option(None, "NAME", "Loss: mse, bce_with_logits, file.py:f, ... Default: by the metric."),
+    fair: Fair = False,
     settings: list[str] | None = option(
         None, "--set KEY=VALUE", "Any other key of a configuration: seed=1, fine_tune_epochs=5."
     ),
@@ -183,8 +186,7 @@ def sweep(
     """Try pruning, precisions and runtimes on a trained model, and recommend a variant.
 
     \b
-    edge-opt sweep net.py:trained --data net.py:loaders --budget "latency_ms <= 20" -o out/
-    edge-opt sweep net.py:trained --data net.py:loaders --prune 0,0.5 --budget "accuracy_drop <= 1%"
+    edge-opt sweep net.py:trained --data net.py:loaders --prune 0,0.5 --budget "latency_ms <= 20"
 
     Exit code 0: a candidate is accepted; 1: no candidate keeps the budgets; 2: wrong use.
     """
@@ -196,10 +198,12 @@ def sweep(
     chosen = {
         "pruning_levels": None if prune is None else _levels(prune),
         "precisions": _words(precision),
-        "runtimes": None if runtime is None else _words(runtime),
+        "runtimes": runtime if runtime in (None, "auto") else _words(runtime),
         "budgets": budget or None,
         "metric": metric,
         "metric_direction": metric_direction,
+        "loss": loss,
+        "fair": fair or None,
     }
     chosen = {key: value for key, value in chosen.items() if value is not None}
     with redirect_stdout(sys.stderr), progress("json" if wants_json() else "auto") as listener:

@@ -35,6 +35,7 @@ from edge_opt.run.run_summary import (
     with_target,
 )
 from edge_opt.search.space import Space
+from edge_opt.tasks.batches import LossChoice
 
 
 def write_artifacts(
@@ -47,10 +48,12 @@ def write_artifacts(
     command: Sequence[str],
     settings: Mapping[str, Any],
     sensitivity: Sensitivity | None = None,
+    loss: LossChoice | None = None,
+    draws: bool = True,
 ) -> tuple[dict[str, Any], list[Path]]:
     """Write everything of a run but the model to ship; return the summary, and the files.
 
-    `profile` is the baseline's, and `settings` are those that `reproducibility.json` lists.
+    `profile` is the baseline's, and `settings` are those that `reproducibility.json` lists. `draws`: also plots as PNG.
     """
     profile = with_target(profile, config)
     layerwise = pd.DataFrame([asdict(item) for item in layer_estimates(profile)])
@@ -60,7 +63,7 @@ def write_artifacts(
     tradeoffs = precision_tradeoff_table(sweep_dataframe(finished)).rename(
         columns=lambda name: name.replace("accuracy", result.metric)
     )
-    repeated = reproducibility(config, settings, splits, command, profile.name)
+    repeated = reproducibility(config, settings, splits, command, profile.name, loss)
     documents = {
         "summary.json": summary,
         "reproducibility.json": repeated,
@@ -73,7 +76,8 @@ def write_artifacts(
             earlier.unlink()
     written = [
         *_write_sweep(result, folder, WeightBudgets(tuple(config.memory_budgets_mb), config.active_memory_budget_mb)),
-        *save_hardware_artifacts(folder, layerwise, tradeoffs, hardware),
+        *(write_sweep_plots(result, folder) if draws else ()),
+        *save_hardware_artifacts(folder, layerwise, tradeoffs, hardware, draws),
         profile.save(folder / "profile.json"),
         *(write_json(folder / name, content) for name, content in documents.items()),
     ]
@@ -82,7 +86,7 @@ def write_artifacts(
 
 
 def _write_sweep(result: SweepResult, folder: Path, budgets: WeightBudgets) -> list[Path]:
-    """Write the tables and plots of a sweep: all rows, failures if any, both frontiers, three clouds of points."""
+    """Write the tables of a sweep: all rows, failures if any, and both frontiers."""
     errors = folder / "sweep_errors.csv"
     # Of an earlier run, with other failures.
     errors.unlink(missing_ok=True)
@@ -95,8 +99,7 @@ def _write_sweep(result: SweepResult, folder: Path, budgets: WeightBudgets) -> l
         tables[f"pareto_frontier_{objective}.csv"] = rows
     contents = {name: sweep_csv(replace(result, trials=rows), budgets) for name, rows in tables.items()}
     contents["sweep.json"] = sweep_document(result)
-    written = [write_whole(folder / name, content) for name, content in contents.items()]
-    return [*written, *write_sweep_plots(result, folder)]
+    return [write_whole(folder / name, content) for name, content in contents.items()]
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:

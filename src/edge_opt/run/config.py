@@ -17,7 +17,7 @@ from edge_opt.errors import EdgeOptError, InvalidConfig, first_line, message_of
 from edge_opt.loading import absolute_reference
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.records.sweeps import SHARES
-from edge_opt.runtimes.registry import check_name, runtime_names
+from edge_opt.runtimes.registry import LIMIT_VARIABLE, check_name, installed_runtimes, runtime_names
 from edge_opt.text import shorten
 from edge_opt.units import MIB
 
@@ -139,11 +139,15 @@ class RunConfig(BaseModel):
     learning_rate: Annotated[Positive, Field(le=100)] = setting(3e-3, "training", sweep=True)
     """Learning rate of AdamW, falling to zero over the epochs."""
     fine_tune_epochs: Annotated[Epochs, Field(ge=0)] = setting(3, "candidate", sweep=True)
-    """Epochs of fine-tuning after pruning."""
+    """Epochs of fine-tuning after pruning. Ratios that auto chooses are trained for two thirds of them, and four times
+    as long if accuracy is missing."""
     distillation: bool = setting(False, "candidate", sweep=True)
     """Distill the baseline while fine-tuning."""
-    train_for_int8: bool = setting(False, "candidate", sweep=True)
-    """Fine-tune int8 variants with simulated rounding, also the unpruned one."""
+    train_for_int8: bool | Literal["auto"] = setting("auto", "candidate", sweep=True)
+    """Fine-tune int8 variants with simulated rounding, also the unpruned one; auto: where plain int8 loses more than
+    half a point."""
+    fair: bool = setting(False, "candidate", sweep=True)
+    """Train the baseline for fine_tune_epochs as well, so that no variant was trained longer."""
 
     pruning_levels: Annotated[list[Share], Field(min_length=1)] | Literal["auto"] = setting(
         "auto", "search", sweep=True, group="Variants"
@@ -162,8 +166,12 @@ class RunConfig(BaseModel):
         "auto", "candidate", sweep=True
     )
     """Kernels of int8: x86 (fbgemm, onednn), qnnpack (ARM), or auto: this machine's."""
-    runtimes: Annotated[list[Runtimes], Field(min_length=1)] = setting(
-        ["torch", "onnxruntime"], "search", sweep=True, description=f"{', '.join(runtime_names())}."
+    runtimes: Annotated[list[Runtimes], Field(min_length=1)] | Literal["auto"] = setting(
+        "auto",
+        "search",
+        sweep=True,
+        description=f"{', '.join(runtime_names())}; auto: every installed one (torch-compile must be named). Slow ones "
+        "are dropped after a quick timing of the unpruned model.",
     )
 
     budgets: list[str] = setting(["accuracy_drop <= 0.01"], "search", sweep=True, group="Budget")
@@ -287,9 +295,14 @@ class RunConfig(BaseModel):
         return self.pruning_levels == "auto" or any(self.pruning_levels) or bool(self.layer_pruning)
 
     @property
-    def rounds_in_training(self) -> bool:
-        """Whether int8 candidates are trained with int8 rounding."""
-        return self.train_for_int8 and self.fine_tune_epochs > 0
+    def screens_runtimes(self) -> bool:
+        """Whether slow runtimes are dropped: those that are named, here or by the environment, are all tried."""
+        return self.runtimes == "auto" and not os.environ.get(LIMIT_VARIABLE)
+
+    @property
+    def used_runtimes(self) -> list[str]:
+        """The runtimes to try: those that are named, or every installed one."""
+        return [*installed_runtimes()] if isinstance(self.runtimes, str) else self.runtimes
 
     @property
     def used_threads(self) -> int:

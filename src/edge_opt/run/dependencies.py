@@ -57,7 +57,7 @@ def sources_of(
             sources |= code_sources(f"{value.__module__}:{getattr(value, '__qualname__', type(value).__name__)}")
     if splits is None:
         return sources
-    train: Scope = "all" if trains_baseline or config.train_for_int8 else "pruned"
+    train: Scope = "all" if trains_baseline or config.fair else "trained" if config.train_for_int8 else "pruned"
     return {
         **sources,
         **data_sources(splits, config.seed, train=train, ranking=config.importance == "taylor"),

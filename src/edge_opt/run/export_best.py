@@ -37,6 +37,7 @@ from edge_opt.run.run_summary import plain_metrics
 from edge_opt.runtimes.registry import find_runtime
 from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder
+from edge_opt.tasks.batches import LossChoice
 
 CARD = "MODEL_CARD.md"
 PROGRAM = "run_best.py"
@@ -138,7 +139,13 @@ def program(runtime: str, precision: str) -> str:
 
 
 def export_best(
-    result: SweepResult, job: PipelineJob, store: Store, splits: Splits, root: Path, command: Sequence[str] = ()
+    result: SweepResult,
+    job: PipelineJob,
+    store: Store,
+    splits: Splits,
+    root: Path,
+    command: Sequence[str] = (),
+    loss: LossChoice | None = None,
 ) -> list[Path]:
     """Write the winner to `best/`: the measured file, its weights and recipe, samples, a program and a card.
 
@@ -155,7 +162,7 @@ def export_best(
     assert built is not None
     draft.mkdir(parents=True)
     try:
-        _fill(draft, result, job, candidate_folder(root, candidate), built.value, splits, command)
+        _fill(draft, result, job, candidate_folder(root, candidate), built.value, splits, command, loss)
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     finally:
@@ -171,6 +178,7 @@ def _fill(
     built: Mapping[str, Any],
     splits: Splits,
     command: Sequence[str],
+    loss: LossChoice | None,
 ) -> None:
     trial = result.trial(str(result.best))
     candidate = trial.candidate
@@ -200,6 +208,7 @@ def _fill(
         "classes": class_names(splits),
         "samples": sample_counts(splits),
         "command": reproducing_command(command),
+        "loss": None if loss is None else str(loss),
     }
     write_whole(draft / "spec.json", json.dumps(_spec(trial, job, result, draft) | handed_over, indent=1))
     write_whole(draft / CARD, model_card(result, splits, job, handed_over))
@@ -289,6 +298,7 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob, handed_ove
         f"| {metrics.metric} | {metrics.accuracy:.4f} on validation ({metrics.accuracy_low:.4f} to "
         f"{metrics.accuracy_high:.4f}, 95 %){test} |",
         f"| drop vs baseline | {_drop(metrics)} |",
+        *([f"| loss of training | {handed_over['loss']} |"] if handed_over.get("loss") else []),
         f"| latency | {per_call(metrics)}{between}, measured on {machine_text}{mark} |",
         f"| file | {units.size(metrics.size_bytes)}, {metrics.effective_precision} on {trial.candidate.runtime} |",
         f"| memory, measured | {_memory(metrics)} |",

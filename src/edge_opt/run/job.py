@@ -1,17 +1,15 @@
-"""One candidate of a run: pruned, fine-tuned, converted, verified, scored and timed."""
+"""One candidate of a run: converted, verified, scored and timed; `edge_opt/run/variants.py` prunes and trains."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
-import secrets
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +19,7 @@ from torch import nn
 from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.boards.capacity import lifetimes_of, peak_memory
-from edge_opt.compress import Runner, convert, export_onnx, finetune, load_pruned, measure_runner, open_runner, prune
+from edge_opt.compress import Runner, convert, export_onnx, finetune, measure_runner, open_runner
 from edge_opt.data import Splits
 from edge_opt.data.datasets import seeded
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed
@@ -31,8 +29,6 @@ from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import ResidentGrowth
 from edge_opt.measuring.statistics import relative_half_width
 from edge_opt.profiling import profile
-from edge_opt.pruning.recipe import fingerprint, save_cut
-from edge_opt.records.compression import PruneSpec
 from edge_opt.records.conversions import Converted, Exported
 from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Latency
@@ -48,7 +44,19 @@ from edge_opt.run.model_and_data import (
     torch_threads,
     weights_of,
 )
+from edge_opt.run.variants import (
+    FACTS,
+    INT8_LOSS,
+    Variant,
+    read_variant,
+    scale_of,
+    trains_for_int8,
+    variant_key,
+    variant_of,
+)
 from edge_opt.runtimes.agreement import sized
+from edge_opt.runtimes.litert import export_tflite
+from edge_opt.runtimes.model_call import model_call
 from edge_opt.runtimes.registry import find_runtime
 from edge_opt.search.isolation import Isolation, Limits, Phase, pickle_job
 from edge_opt.search.locks import exclusive
@@ -57,7 +65,6 @@ from edge_opt.trace.inputs import CallArguments
 from edge_opt.training_steps.step_report import training_step
 
 WEIGHTS = "model.safetensors"
-FACTS = "facts.json"
 PRUNED = "pruned"
 INPUTS = "inputs.safetensors"
 # A quiet machine is waited for this many times as long as a measurement takes at least.
@@ -69,103 +76,6 @@ BUILT_METRICS = ("model_bytes", "size_bytes", "peak_memory_bytes", "peak_memory_
 _PRELOAD = ("torch", "edge_opt.run.job", "edge_opt.runtimes.convert", "edge_opt.pruning.prune")
 # Packages that take long to import, and that models and data bring along.
 _BROUGHT_ALONG = ("sklearn.datasets", "scipy", "pandas", "torchvision", "timm", "transformers")
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A pruned model, the folder of its files, and remarks for the user."""
-
-    model: nn.Module
-    folder: Path | None
-    remarks: tuple[str, ...]
-
-
-def trains_for_int8(candidate: Candidate, config: RunConfig) -> bool:
-    """Return whether a candidate is trained with int8 rounding."""
-    return config.rounds_in_training and candidate.precision == "int8"
-
-
-def variant_key(candidate: Candidate, config: RunConfig) -> str:
-    """Return a key that is the same for candidates that are pruned and trained alike.
-
-    Everything else that decides a variant is in the name of the cache's folder.
-    """
-    settings = [config.round_to, config.fine_tune_epochs, trains_for_int8(candidate, config)]
-    content = json.dumps([candidate.pruning, sorted(candidate.layer_pruning), *settings])
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def variant_of(source: ModelAndData, splits: Splits, candidate: Candidate, cache: Path) -> Variant:
-    """Return the model of a candidate's pruning level: from the cache, or made now while other processes wait."""
-    config = source.config
-    if not candidate.is_pruned and not trains_for_int8(candidate, config):
-        return Variant(source.build(), None, ())
-    folder = cache / variant_key(candidate, config)
-    with exclusive(folder):
-        if not (folder / FACTS).is_file():
-            _make_variant(source, splits, candidate, folder)
-    return read_variant(source, folder)
-
-
-def read_variant(source: ModelAndData, folder: Path) -> Variant:
-    """Return the variant that an earlier process has written to a folder."""
-    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-    return Variant(load_pruned(folder, source.build).eval(), folder, tuple(facts["remarks"]))
-
-
-def _prune(
-    source: ModelAndData, splits: Splits, original: nn.Module, candidate: Candidate
-) -> tuple[nn.Module, PruneSpec, list[str]]:
-    """Return the candidate's model before training, its recipe, and the layers that lost less than requested."""
-    config = source.config
-    if not candidate.is_pruned:
-        return original, PruneSpec(fingerprint(original), (), (), ()), []
-    pruned = prune(
-        original,
-        source.example(splits, original),
-        candidate.pruning,
-        layers=dict(candidate.layer_pruning),
-        importance=config.importance,
-        round_to=config.round_to,
-        loader=list(source.task().batches(original, splits.calibration)),
-        seed=config.seed,
-    )
-    if not pruned.spec.kept:
-        what = f"pruning {candidate.pruning:g} removes nothing: every layer is rounded back to the width it has"
-        remark = f"{what}; take a larger ratio, or a smaller round_to"
-        return pruned.model, pruned.spec, [remark]
-    remarks = [
-        f"{short.path} lost {short.achieved:.0%} of {short.asked:.0%}: {short.reason}" for short in pruned.shortfalls
-    ]
-    return pruned.model, pruned.spec, remarks
-
-
-def _make_variant(source: ModelAndData, splits: Splits, candidate: Candidate, folder: Path) -> None:
-    """Prune and fine-tune, and write the result to a folder."""
-    config, original = source.config, source.build()
-    model, spec, remarks = _prune(source, splits, original, candidate)
-    rounds = trains_for_int8(candidate, config)
-    # Where nothing is pruned, fine-tuning would only be more training of the parent, and no faster.
-    if config.fine_tune_epochs and (spec.kept or rounds):
-        tuned = finetune(
-            model.to(config.device),
-            splits.train,
-            epochs=config.fine_tune_epochs,
-            learning_rate=config.learning_rate,
-            teacher=original.to(config.device) if config.distillation else None,
-            seed=config.seed,
-            precision="int8" if rounds else None,
-            **config.task,
-        )
-        model = tuned.model.cpu()
-    facts: dict[str, Any] = {"remarks": remarks, "level": candidate.pruning, "layers": dict(candidate.layer_pruning)}
-    # A folder cannot be replaced atomically. So it is written under another name and renamed: a process that is
-    # killed meanwhile leaves a draft that is never read.
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    save_cut(model, spec, draft)
-    write_whole(draft / FACTS, json.dumps(facts))
-    shutil.rmtree(folder, ignore_errors=True)
-    draft.replace(folder)
 
 
 @record
@@ -212,11 +122,17 @@ class PipelineJob:
         return {"score": asdict(score)}
 
     def evaluate(self) -> Mapping[str, Any]:
-        """Score the model as it is on validation."""
-        source = self.source
+        """Score the baseline on validation: the model as it is, or with `fair` trained as long as variants are."""
+        splits = self.source.splits()
         with torch_threads(self.config.used_build_threads):
-            score = source.task().score(source.build(), source.splits().validation)
+            model = self.variant(splits, Candidate(0.0, "fp32", "torch")).model
+            score = self.source.task().score(model, splits.validation)
         return {"score": asdict(summarize_score(score))}
+
+    def variant(self, splits: Splits, candidate: Candidate, rounds: bool | None = None) -> Variant:
+        """Return the pruned and trained model of a candidate; made now if it is not in the cache."""
+        baseline = None if self.baseline is None else self.baseline.score
+        return variant_of(self.source, splits, candidate, self.cache, baseline, rounds)
 
     def probe(self) -> Mapping[str, Any]:
         """Measure how sensitive the score is to pruning and quantizing each layer alone."""
@@ -248,17 +164,68 @@ class PipelineJob:
             return self._build(candidate, folder)
 
     def _build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
-        source, splits = self.source, self.source.splits()
-        variant = variant_of(source, splits, candidate, self.cache)
+        splits = self.source.splits()
+        rounds = trains_for_int8(candidate, self.config)
+        variant = self.variant(splits, candidate)
+        built, remarks = self._converted(candidate, variant, splits, folder, rounds), list[str]()
+        score = self._score(built, variant, splits)
+        lost = self._lost_to_int8(candidate, variant, score)
+        if lost is not None:
+            # In a folder of its own: what is measured is one of the two.
+            aside = folder / "trained"
+            rounded = self.variant(splits, candidate, rounds=True)
+            again = self._converted(candidate, rounded, splits, aside, rounds=True)
+            trained = self._score(again, rounded, splits)
+            kept = score.drop(trained) < 0
+            text = f"plain int8 lost {lost:.4g} of {score.metric}, trained with int8 rounding it scores"
+            remarks = [f"{text} {trained.value:.4g}, not {score.value:.4g}"]
+            if kept:
+                variant, score, built = rounded, trained, again
+                shutil.copytree(aside, folder, dirs_exist_ok=True)
+            shutil.rmtree(aside)
         if variant.folder is not None:
             shutil.copytree(variant.folder, folder / PRUNED)
-        call = source.call(splits, variant.model)
-        inputs = example_inputs(call)
+        call = self.source.call(splits, variant.model)
         save_call(folder / INPUTS, call)
-        exported = self._exported(candidate, variant.model, inputs)
-        converted = self.convert(candidate, variant.model, splits, call, folder, exported=exported)
+        return self._facts(candidate, variant, built, score, example_inputs(call), remarks)
+
+    def _converted(
+        self, candidate: Candidate, variant: Variant, splits: Splits, folder: Path, rounds: bool
+    ) -> Converted:
+        call = self.source.call(splits, variant.model)
+        exported = self.exported(candidate, variant.model, call, rounds)
+        return self.convert(candidate, variant.model, splits, call, folder, exported=exported)
+
+    def _score(self, converted: Converted, variant: Variant, splits: Splits) -> ScoreSummary:
+        source = self.source
+        call = source.call(splits, variant.model)
         with open_runner(converted, threads=self.config.used_threads) as runner:
-            score = summarize_score(source.task().score(RunnerAsModule(runner, variant.model, call), splits.validation))
+            scored = source.task().score(RunnerAsModule(runner, variant.model, call), splits.validation)
+        return summarize_score(scored)
+
+    def _lost_to_int8(self, candidate: Candidate, variant: Variant, score: ScoreSummary) -> float | None:
+        """Return what plain int8 lost of its float model's score, where that is too much and training may help."""
+        config, baseline = self.config, self.baseline
+        if candidate.precision != "int8" or config.train_for_int8 != "auto" or not config.fine_tune_epochs:
+            return None
+        value = variant.score
+        if value is None and not candidate.is_pruned and baseline is not None:
+            value = baseline.score.value
+        if value is None:
+            return None
+        lost = value - score.value if score.direction == "higher" else score.value - value
+        return lost if lost > INT8_LOSS * scale_of(score.metric, value) else None
+
+    def _facts(
+        self,
+        candidate: Candidate,
+        variant: Variant,
+        converted: Converted,
+        score: ScoreSummary,
+        inputs: Any,
+        remarks: Sequence[str],
+    ) -> Mapping[str, Any]:
+        """Return what is known of a candidate once it is built."""
         profiled = profile(variant.model, inputs)
         memory = peak_memory(
             profiled,
@@ -283,20 +250,25 @@ class PipelineJob:
             "effective_precision": converted.effective_precision,
             "float_layers": [layer.path for layer in converted.kept_layers],
             "file": Path(converted.path).name,
-            "remarks": [*variant.remarks, *converted.remarks],
+            "remarks": [*variant.remarks, *remarks, *converted.remarks],
         }
 
-    def _exported(self, candidate: Candidate, model: nn.Module, inputs: Any) -> Exported | None:
-        """Return the float ONNX file of a pruning level, exported once for all candidates that start from it."""
-        if not find_runtime(candidate.runtime).runs_onnx or candidate.precision not in ("fp32", "int8"):
+    def exported(self, candidate: Candidate, model: nn.Module, call: CallArguments, rounds: bool) -> Exported | None:
+        """Return the float file of a pruning level, exported once for all candidates that start from it."""
+        runtime = find_runtime(candidate.runtime)
+        if runtime.suffix not in ("onnx", "tflite") or candidate.precision not in ("fp32", "int8"):
             return None
-        folder = self.cache / f"{variant_key(candidate, self.config)}-onnx"
-        facts = folder / FACTS
+        folder = self.cache / f"{variant_key(candidate, self.config, rounds)}-{runtime.suffix}"
+        path, facts = folder / f"{type(model).__name__}.fp32.{runtime.suffix}", folder / FACTS
         with exclusive(folder):
             if not facts.is_file():
                 folder.mkdir(parents=True, exist_ok=True)
                 try:
-                    exported = export_onnx(model, inputs, folder / f"{type(model).__name__}.fp32.onnx")
+                    if runtime.runs_onnx:
+                        exported = export_onnx(model, example_inputs(call), path)
+                    else:
+                        inputs = example_inputs(sized_call(call, self.config.deploy_batch))
+                        exported = export_tflite(model_call(model, inputs), path, fixed_batch=True)
                 except EdgeOptError:
                     return None  # converting reports the reason, in the row of the candidate
                 write_whole(facts, json.dumps(to_plain(exported)))
@@ -312,13 +284,14 @@ class PipelineJob:
         **options: Any,
     ) -> Converted:
         """Return a model as the candidate's runtime runs it in its precision; `options` are those of `convert`."""
-        # Files of edge runtimes may have one batch size only; then it is that of the deployment.
+        # Files of edge runtimes have one batch size, that of the deployment.
         may_fix_batch = find_runtime(candidate.runtime).may_fix_batch
         settings = {
             "calibration": self.source.calibration(splits, model) if candidate.precision == "int8" else None,
             "calibration_batches": self.config.calibration_batches,
             "reduce_range": self.config.reduce_range,
-            "folder": folder,
+            "output": folder,
+            "fixed_batch": may_fix_batch,
         }
         return convert(
             model,
@@ -437,22 +410,36 @@ class PipelineJob:
         return read_variant(self.source, pruned).model if pruned.is_dir() else self.source.build()
 
 
-def preload(config: RunConfig) -> list[str]:
-    """Return what phases will import: the exporter for any runtime but torch, and what model and data need."""
-    exporting = ["?edge_opt.runtimes.export:start_exporter"] if set(config.runtimes) - {"torch"} else []
+def preload(source: ModelAndData) -> list[str]:
+    """Return what phases will import: the exporter for any runtime but torch, and what model and data need.
+
+    Data that a function of the user's loads is loaded once, in the process that children are forked from.
+    """
+    config = source.config
+    exporting = ["?edge_opt.runtimes.export:start_exporter"] if set(config.used_runtimes) - {"torch"} else []
+    # It is imported in seconds, by each process that writes a file for LiteRT.
+    exporting += ["?litert_torch"] if "litert" in config.used_runtimes else []
     pruning = ["?torch_pruning"] if config.prunes else []
-    return [*_PRELOAD, *exporting, *pruning, *(f"?{name}" for name in _BROUGHT_ALONG if name in sys.modules)]
+    brought = [f"?{name}" for name in _BROUGHT_ALONG if name in sys.modules]
+    return [*_PRELOAD, *exporting, *pruning, *brought, *source.shared_data()]
 
 
 def run_phase(
-    job: object, config: RunConfig, phase: Phase, arguments: tuple[Any, ...], folder: Path
+    job: object,
+    source: ModelAndData,
+    phase: Phase,
+    arguments: tuple[Any, ...],
+    folder: Path,
+    seconds: float | None = None,
 ) -> Mapping[str, Any]:
     """Run a phase that is not a candidate's in a process of its own; what it prints is in a log in the folder.
 
-    It has the memory limit of the configuration. The time limit is that of one candidate, and does not apply.
+    It has the memory limit of the configuration. The time limit is that of one candidate, and does not apply unless
+    it is passed as `seconds`.
     """
-    with Isolation(preload(config)) as isolation:
-        outcome = isolation.run(pickle_job(job), phase, arguments, folder, Limits(config.memory_limit_bytes))
+    with Isolation(preload(source)) as isolation:
+        limits = Limits(source.config.memory_limit_bytes, seconds)
+        outcome = isolation.run(pickle_job(job), phase, arguments, folder, limits)
     if outcome.failure is not None:
         raise MeasurementFailed(f"{outcome.failure}: {outcome.reason}; its output is in {folder / f'{phase}.log'}")
     value: Mapping[str, Any] = outcome.value

@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 import pickle
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -62,6 +63,11 @@ class ModelAndData(Record):
     pickled_model: bytes = field("What the reference returned, pickled; empty where it cannot be pickled.", default=b"")
     weights: bytes = field("Its state, where a factory runs again because its model cannot be pickled.", default=b"")
     batch_size: int | None = field("Samples of the timed batch; None: the first validation batch.", default=None)
+    data_key: str = field(
+        "Names the data in forked processes: data of another run, which may differ, has another.",
+        factory=lambda: secrets.token_hex(8),
+        compare=False,
+    )
 
     @classmethod
     def from_config(cls, config: RunConfig) -> ModelAndData:
@@ -134,7 +140,15 @@ class ModelAndData(Record):
 
     def splits(self) -> Splits:
         """Return the four parts of the data, the same in every process."""
-        return self.data if isinstance(self.data, Splits) else load_splits(**self.data)
+        if isinstance(self.data, Splits):
+            return self.data
+        return _shared.get(self.data_key) or load_splits(**self.data)
+
+    def shared_data(self) -> list[str]:
+        """Return what the fork server calls so that its children have the data: `splits` finds it there."""
+        if isinstance(self.data, Splits):
+            return []
+        return [f"?{__name__}:share_splits {json.dumps([self.data_key, self.data])}"]
 
     def task(self) -> Task:
         """Return the task: how the model is called, scored and trained."""
@@ -172,6 +186,18 @@ class ModelAndData(Record):
     def calibration(self, splits: Splits, model: nn.Module) -> FlatCalls:
         """Return the calibration part as flat tensors, in the order of the model's inputs."""
         return FlatCalls(self.task(), model, splits.calibration)
+
+
+# The data of this process and of those forked from it, by its key.
+_shared: dict[str, Splits] = {}
+
+
+def share_splits(text: str) -> None:
+    """Load data for all processes that are forked from this one; the text is its key and what `load_splits` takes."""
+    # A thread that exists when a process is forked is missing in the child: torch must not start any.
+    torch.set_num_threads(1)
+    key, arguments = json.loads(text)
+    _shared[key] = load_splits(**arguments)
 
 
 def _is_importable(kind: Any) -> bool:

@@ -51,14 +51,15 @@ from edge_opt.run.model_and_data import ModelAndData, ScoreSummary, weights_from
 from edge_opt.run.run_summary import check_target
 from edge_opt.run.screening import choose_space
 from edge_opt.run.time_finalists import BOARD_RUNTIMES, REPORT_S, FinalistTimer, finals_seconds, measure_on_board
+from edge_opt.runtimes.registry import check_installed
 from edge_opt.search.isolation import Phase, keep_fork_servers, limit_user_code
 from edge_opt.search.locks import build_lock, folder_lock
 from edge_opt.search.space import Space
 from edge_opt.search.store import Sources, Store
 from edge_opt.search.sweep import Sweep, SweepOptions, candidate_folder
 from edge_opt.search.sweep_progress import Listener, Notice, StepStarted
+from edge_opt.tasks.batches import LossChoice, first_shape
 from edge_opt.tasks.batches import example_inputs as call_inputs
-from edge_opt.tasks.batches import first_shape
 
 EAGER = Candidate(0.0, "fp32", "torch")
 TRAINING = "training.json"
@@ -112,13 +113,15 @@ def run(
     for path in config.layer_pruning:
         check_path(untrained, path)
     with limit_user_code(config.time_limit_s, "the first call of model, loss and metric"):
-        _check_trainable(source, splits, untrained)
+        loss = _check_trainable(source, splits, untrained)
     sources = sources_of(config, splits, untrained, config.model_reference, trains_baseline=True)
     sources |= same_twice(untrained, source)
-    state = _Run(splits, root, config.subset(*RESULT_SCOPES), sources, search, board, on_event)
+    state = _Run(splits, root, config.subset(*RESULT_SCOPES), sources, search, board, on_event, loss)
     with state.opened(fresh) as store:
         store.save_metadata("stage", "training")
         trained, score = state.train(source.holding(untrained))
+        if config.fair:
+            score = state.evaluate(trained)
         model = trained.build()
         profiled = profile(model, trained.example(splits, model), name=type(model).__name__)
         return state.search(store, trained, score, profiled, command or command_line(), config.model_dump())
@@ -177,19 +180,18 @@ def sweep(
         task = source.task()
         task.check(original, splits.validation)
         # A loss that does not fit is refused before anything is trained.
-        if config.fine_tune_epochs > 0 and (config.prunes or config.train_for_int8):
-            task.check(original, splits.train)
+        trains = config.fine_tune_epochs > 0 and (config.prunes or bool(config.train_for_int8) or config.fair)
+        loss = task.check(original, splits.train) if trains else None
         profiled = profile(original, call_inputs(call), name=type(original).__name__)
     name = reference or profiled.name
     keys = {key: value for key, value in config.subset(*RESULT_SCOPES).items() if key in SWEEP_KEYS}
     depends_on = {"model": name, "batch_size": shape[0], **keys}
     sources = sources_of(config, splits, original, reference)
-    state = _Run(splits, Path(output), depends_on, sources, search, board, on_event)
+    state = _Run(splits, Path(output), depends_on, sources, search, board, on_event, loss, draws=False)
     with state.opened(fresh) as store:
         on_event(StepStarted(f"scoring {name} on validation data"))
-        outcome = state.run_phase(PipelineJob(source, state.root), "evaluate", (), state.root / "baseline")
+        score = state.evaluate(source)
         shown = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": name}
-        score = ScoreSummary(**outcome["score"])
         return state.search(store, source, score, profiled, command_line(), shown).result
 
 
@@ -204,6 +206,13 @@ class _Run:
     options: SweepOptions = field("How the candidates are searched.")
     board: Board | None = field("The board that measures; None is this machine.")
     on_event: Listener = field("Called with every event.")
+    loss: LossChoice | None = field("What variants are trained with; None where nothing is trained.")
+    draws: bool = field("Whether plots are drawn as PNG, too; the page has them in any case.", default=True)
+
+    @property
+    def cache(self) -> Path:
+        """The folder of pruned and trained models, named after everything that they depend on."""
+        return (self.root / "pruned" / digest({**self.settings, "sources": digests(self.sources)})).resolve()
 
     @contextmanager
     def opened(self, fresh: bool) -> Iterator[Store]:
@@ -218,6 +227,8 @@ class _Run:
                 fresh=fresh,
                 on_notice=self._notify,
             )
+            if self.loss is not None:
+                self._notify(f"loss: {self.loss}")
             with closing(store):
                 yield store
 
@@ -227,7 +238,12 @@ class _Run:
     def run_phase(self, job: PipelineJob, phase: Phase, arguments: tuple[Any, ...], folder: Path) -> Mapping[str, Any]:
         """Run a phase that is not a candidate's, while nothing is measured on this machine."""
         with build_lock(lambda holder: self._notify(f"waiting: {holder}")):
-            return run_phase(job, job.config, phase, arguments, folder)
+            return run_phase(job, job.source, phase, arguments, folder)
+
+    def evaluate(self, source: ModelAndData) -> ScoreSummary:
+        """Return the score of the baseline on validation."""
+        outcome = self.run_phase(PipelineJob(source, self.cache), "evaluate", (), self.root / "baseline")
+        return ScoreSummary(**outcome["score"])
 
     def train(self, source: ModelAndData) -> tuple[ModelAndData, ScoreSummary]:
         """Return the trained model and its score: from an earlier run with the same settings, or trained now."""
@@ -265,10 +281,8 @@ class _Run:
             shown: The settings that `reproducibility.json` lists.
         """
         config, model = source.config, source.build()
-        # Its cache is named after everything that pruned models depend on.
-        cache = self.root / "pruned" / digest({**self.settings, "sources": digests(self.sources)})
         baseline = Baseline(score, profiled.totals.macs, profiled.totals.params)
-        unscreened = PipelineJob(source, cache.resolve(), baseline)
+        unscreened = PipelineJob(source, self.cache, baseline)
         store.save_metadata("stage", "screening")
         space, job = choose_space(unscreened, self.root, self.on_event)
         result = self._swept(store, space, job, profiled.name)
@@ -280,9 +294,9 @@ class _Run:
             self.on_event(StepStarted("sensitivity: changing each layer alone"))
             probed = self.run_phase(unscreened, "probe", (), self.root / "baseline")
             sensitivity = from_plain(Sensitivity, probed)
-        exported = export_best(result, job, store, self.splits, self.root, command)
+        exported = export_best(result, job, store, self.splits, self.root, command, self.loss)
         summary, files = write_artifacts(
-            self.root, config, self.splits, profiled, result, space, command, shown, sensitivity
+            self.root, config, self.splits, profiled, result, space, command, shown, sensitivity, self.loss, self.draws
         )
         return RunResult(self.root, result, summary, (*files, *exported))
 
@@ -293,10 +307,10 @@ class _Run:
         # In the finals are most candidates of a small space, and the steps between the baseline and the winner.
         after_s = finals_seconds(config, min(space.size, _EXPECTED_FINALISTS) + 1) + REPORT_S
         options = replace(
-            self.options, name=name, metric=job.baseline.score.metric, preload=preload(config), after_s=after_s
+            self.options, name=name, metric=job.baseline.score.metric, preload=preload(job.source), after_s=after_s
         )
         # On a board the baseline is the same model in the runtime there.
-        eager = EAGER if board is None else replace(EAGER, runtime=config.runtimes[0])
+        eager = EAGER if board is None else replace(EAGER, runtime=config.used_runtimes[0])
         return Sweep(job, space, store, self.root, options, self.on_event).run(
             None if eager in space else eager,
             compare=FinalistTimer(job, self.root, self.on_event, board),
@@ -378,11 +392,13 @@ def _with_board(config: RunConfig, measure_on: str | None) -> tuple[RunConfig, B
     `auto` decides by times of this machine, which say nothing about a board: a grid of pruning ratios replaces it.
     """
     if measure_on is None:
+        check_installed(config.used_runtimes)
         return config, None
     board = parse_board(measure_on, config.time_limit_s)
-    if "runtimes" not in config.model_fields_set:
+    if config.runtimes == "auto":
         config = config.model_copy(update={"runtimes": ["onnxruntime"]})
-    refused = [name for name in config.runtimes if name not in BOARD_RUNTIMES]
+    check_installed(config.used_runtimes)
+    refused = [name for name in config.used_runtimes if name not in BOARD_RUNTIMES]
     if refused:
         raise InvalidInput(f"{refused[0]} cannot be measured on a board; choose from {', '.join(BOARD_RUNTIMES)}")
     board.check()
@@ -390,14 +406,15 @@ def _with_board(config: RunConfig, measure_on: str | None) -> tuple[RunConfig, B
     return config.model_copy(update={"pruning_levels": levels}), board
 
 
-def _check_trainable(source: ModelAndData, splits: Splits, model: nn.Module) -> None:
-    """Refuse a device that is not here, and a model that does not fit the data or the metric, before training."""
+def _check_trainable(source: ModelAndData, splits: Splits, model: nn.Module) -> LossChoice:
+    """Refuse a device that is not here, and a model that does not fit the data or the metric; return the loss."""
     kind, _, index = source.config.device.partition(":")
     count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(kind, 1)
     if int(index or 0) >= count:
         raise InvalidConfig(f"device is {source.config.device!r}, and torch sees {count} of them; write device: cpu")
     profile(model, source.example(splits, model))
     source.task().check(model, splits.validation)
+    return source.task().check(model, splits.train)
 
 
 def _read_training(folder: Path, key: str) -> dict[str, Any] | None:

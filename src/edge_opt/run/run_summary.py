@@ -31,6 +31,7 @@ from edge_opt.run.model_and_data import torch_threads
 from edge_opt.search.choose import recommend
 from edge_opt.search.locks import measurement_lock
 from edge_opt.search.space import Space
+from edge_opt.tasks.batches import LossChoice
 
 PACKAGES = ("torch", "numpy", "pandas", "onnx", "onnxruntime", "onnxscript", "openvino", "safetensors",
             "scikit-learn", "distributed", "pydantic")  # fmt: skip
@@ -341,7 +342,12 @@ def _conversion(trial: Trial) -> dict[str, Any]:
 
 
 def reproducibility(
-    config: RunConfig, settings: Mapping[str, Any], splits: Splits, command: Sequence[str], model: str
+    config: RunConfig,
+    settings: Mapping[str, Any],
+    splits: Splits,
+    command: Sequence[str],
+    model: str,
+    loss: LossChoice | None = None,
 ) -> dict[str, Any]:
     """Return everything the result depends on, as JSON holds it; measured times also depend on the machine's load.
 
@@ -355,6 +361,7 @@ def reproducibility(
         "seeds": {"seed": settings.get("seed"), "dataloader_seed": settings.get("dataloader_seed")},
         "versions": {**python, **versions},
         "machine": asdict(read_environment()),
+        "loss": None if loss is None else str(loss),
         "data": {"sha256": dict(splits.fingerprints()), "samples": dict(splits.sizes())},
         "command": list(command),
         "commit": checked_out,

@@ -67,6 +67,7 @@ def convert(
     max_difference: float | None = None,
     scheme: str = "auto",
     group_size: int = 32,
+    fixed_batch: bool = False,
     trust: bool = False,
 ) -> Converted:
     """Convert a model to a precision for a runtime, and verify the precision of each layer and the outputs.
@@ -93,6 +94,8 @@ def convert(
         scheme: How ONNX Runtime's int8 is made: "static" with ranges from calibration, "dynamic" with ranges of each
             input, "weights" of products only; "auto" is dynamic for recurrent layers and transformers, else static.
         group_size: Weights that share a scale if only weights are quantized: 32 is more accurate, 128 is smaller.
+        fixed_batch: Whether files of LiteRT and ExecuTorch take the example's batch only: they are written faster and
+            plan less memory. Otherwise any batch, where that works.
         trust: Whether a .pt2 file may be opened, which can execute code from it.
 
     >>> from torch import nn
@@ -121,6 +124,7 @@ def convert(
         exported=exported,
         scheme=scheme,
         group_size=group_size,
+        fixed_batch=fixed_batch,
     )
     bound = bound_of(precision, max_difference)
     auto_bound = (AUTO_BOUND if max_difference is None else bound) if keep_float == "auto" else None

@@ -109,6 +109,7 @@ class ExecuTorch(Runtime):
     package = "executorch.runtime"
     runner = ExecuTorchRunner
     extra = "executorch"
+    requires = ("executorch", "torchao")
     precisions = FP32_AND_INT8
     may_fix_batch = True
 
@@ -116,7 +117,8 @@ class ExecuTorch(Runtime):
         """Write a .pte file. static: ranges from calibration; dynamic: of each input to a linear layer."""
         if request.precision == "int8" and request.scheme == "weights":
             raise InvalidInput("ExecuTorch's int8 is static or dynamic here; use onnxruntime for weights alone")
-        (layers, arena_bytes), batch, remarks = first_success(request.call, partial(_write, request), "ExecuTorch")
+        write = partial(_write, request)
+        (layers, arena_bytes), batch, remarks = first_success(request.call, write, "ExecuTorch", request.fixed_batch)
         remarks.append(
             f"planned memory: {units.size(arena_bytes)} for tensors between its parts, batches of "
             f"{batch or _MAX_SAMPLES}; XNNPACK's own comes on top"

@@ -146,17 +146,18 @@ def export_copy(call: ModelCall, dtype: torch.dtype | None = None, model: nn.Mod
 
 
 def first_success(
-    call: ModelCall, write: Callable[[FlatModel, BatchAttempt], T], title: str
+    call: ModelCall, write: Callable[[FlatModel, BatchAttempt], T], title: str, fixed_batch: bool = False
 ) -> tuple[T, int | None, list[str]]:
-    """Write a file for any batch, or for the example's where that fails.
+    """Write a file for any batch, or for the example's where that fails, or where `fixed_batch` asks for it.
 
     Returns what `write` returns for a copy of the model, the batch, and a remark where it is fixed. The first failure
     is raised where both fail: the one of a fixed batch is often a consequence.
     """
     problem: Exception | None = None
-    for attempt in batch_attempts(call):
+    for attempt in batch_attempts(call)[1 if fixed_batch else 0 :]:
         batch = attempt.batch
-        remarks = [] if batch is None else [f"the batch is fixed at {batch}: {title} could not leave it open"]
+        why = "as asked for" if fixed_batch else f"{title} could not leave it open"
+        remarks = [] if batch is None else [f"the batch is fixed at {batch}: {why}"]
         try:
             with quiet():
                 return write(export_copy(call).eval(), attempt), batch, remarks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from edge_opt._support.extras import import_optional
 from edge_opt._support.progress import quiet
 from edge_opt.errors import translated
 from edge_opt.quantization.onnx_files import Tensors
-from edge_opt.records.conversions import LayerPrecision
+from edge_opt.records.conversions import Exported, LayerPrecision
 from edge_opt.runtimes.export import first_success
 from edge_opt.runtimes.model_call import BatchAttempt, FlatModel, ModelCall, in_batches_of
 from edge_opt.runtimes.protocol import (
@@ -146,14 +147,21 @@ class LiteRt(Runtime):
     package = "ai_edge_litert.interpreter"
     runner = LiteRtRunner
     extra = "litert"
+    requires = ("litert_torch", "ai_edge_litert", "ai_edge_quantizer")
     precisions = FP32_AND_INT8
     may_fix_batch = True
 
     def build(self, request: ConversionRequest) -> BuiltModel:
         """Write a .tflite file; int8 by the recipe of the scheme."""
+        path = request.path if request.precision == "fp32" else request.folder / f"float-{request.filename}"
+        exported = request.exported
+        if exported is None:
+            exported = export_tflite(request.call, path, request.fixed_batch)
+        else:
+            shutil.copyfile(exported.path, path)
+        source = BuiltModel(path, remarks=exported.remarks, batch=exported.batch)
         if request.precision == "fp32":
-            return _written(request.call, request.path)
-        source = _written(request.call, request.folder / f"float-{request.filename}")
+            return source
         _quantize(request, source)
         return replace(source, path=request.path)
 
@@ -183,8 +191,8 @@ def _quantize(request: ConversionRequest, source: BuiltModel) -> None:
         quantizer.quantize(ranges).export_model(str(request.path), overwrite=True)
 
 
-def _written(call: ModelCall, path: Path) -> BuiltModel:
-    """Write the float model, for any batch where that goes."""
+def export_tflite(call: ModelCall, path: Path, fixed_batch: bool = False) -> Exported:
+    """Write the float model, for any batch where that goes, unless the batch is to be fixed."""
     convert = _part("litert_torch").convert
     _part("ai_edge_litert.interpreter")
 
@@ -192,8 +200,8 @@ def _written(call: ModelCall, path: Path) -> BuiltModel:
         shapes = attempt.dynamic_shapes(torch.export.Dim("batch", min=1))
         convert(adapter, attempt.tensors, dynamic_shapes=shapes).export(str(path))
 
-    _, batch, remarks = first_success(call, write, "LiteRT")
-    return BuiltModel(path, remarks=tuple(remarks), batch=batch)
+    _, batch, remarks = first_success(call, write, "LiteRT", fixed_batch)
+    return Exported(str(path), call.names, (), batch, path.stat().st_size, tuple(remarks))
 
 
 def _layers(runner: LiteRtRunner, paths: tuple[str, ...], asked: str) -> tuple[LayerPrecision, ...]:

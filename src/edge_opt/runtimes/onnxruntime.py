@@ -78,6 +78,7 @@ class OnnxRuntime(Runtime):
     package = "onnxruntime"
     runner = OnnxRuntimeRunner
     extra = "onnx"
+    requires = ("onnxruntime", "onnx", "onnxscript")
     precisions = MappingProxyType(dict.fromkeys(("fp32", "fp16", "bf16", "int8", "int4"), ""))
     runs_onnx = True
     keeps_float = True

@@ -111,6 +111,7 @@ class OpenVino(Runtime):
     package = "openvino"
     runner = OpenVinoRunner
     extra = "openvino"
+    requires = ("openvino", "onnxruntime", "onnx", "onnxscript")
     precisions = MappingProxyType(
         {**dict.fromkeys(_HINTS, ""), "int4": "its weights alone are for onnxruntime; use runtime='onnxruntime'"}
     )

@@ -45,6 +45,7 @@ class ConversionRequest:
     exported: Exported | None = field("An ONNX file of the model that is there already.", default=None)
     scheme: str = field('How int8 is made: "static", "dynamic" or "weights".', default="static")
     group_size: int = field("Weights that share a scale where only weights are quantized.", default=32)
+    fixed_batch: bool = field("Whether the file is to take the example's batch only.", default=False)
     holds_out: bool = field(
         "Whether static int8 is also compared on samples that its ranges were found without.", default=False
     )
@@ -149,6 +150,8 @@ class Runtime(Protocol):
         package: The module that Python imports to run them.
         runner: The class of its runners.
         extra: The extra of edge-opt that installs it; "" where nothing more is needed.
+        requires: The packages that building and running its files need, as Python imports them.
+        is_automatic: Whether `auto` tries it where it is installed.
         precisions: Each precision with "" where it is supported, else the reason why it is not.
         runs_onnx: Whether its files are ONNX files, so that one export serves several runtimes.
         runs_modules: Whether it runs torch modules, and its files hold weights only.
@@ -162,6 +165,8 @@ class Runtime(Protocol):
     package: str
     runner: type[Any]
     extra: str = ""
+    requires: tuple[str, ...] = ()
+    is_automatic: bool = True
     precisions: Mapping[str, str]
     runs_onnx: bool = False
     runs_modules: bool = False

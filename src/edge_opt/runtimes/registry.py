@@ -5,9 +5,13 @@ Names are known without importing torch, so that command lines can list them.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
+from edge_opt._support.extras import missing_extra
 from edge_opt.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -23,6 +27,8 @@ _CLASSES = {
     "litert": "litert:LiteRt",
     "executorch": "executorch:ExecuTorch",
 }
+# Limits what `auto` stands for, such as "torch,onnxruntime" on a machine that builds often.
+LIMIT_VARIABLE = "EDGE_OPT_RUNTIMES"
 _loaded: dict[str, Runtime] = {}
 
 
@@ -68,6 +74,29 @@ def find_runtime(name: str) -> Runtime:
         module, _, kind = _CLASSES[check_name(name)].partition(":")
         _loaded[name] = getattr(import_module(f"edge_opt.runtimes.{module}"), kind)()
     return _loaded[name]
+
+
+def installed_runtimes() -> tuple[str, ...]:
+    """Return what `auto` stands for: the runtimes whose packages are installed, without those that must be named.
+
+    The environment variable `EDGE_OPT_RUNTIMES` limits them.
+    """
+    limit = [name.strip() for name in os.environ.get(LIMIT_VARIABLE, "").split(",") if name.strip()]
+    names = [check_name(name) for name in limit] or runtime_names()
+    return tuple(name for name in names if find_runtime(name).is_automatic and _missing_package(name) is None)
+
+
+def check_installed(names: Iterable[str]) -> None:
+    """Refuse a runtime whose packages are not installed, with the command that installs them."""
+    for name in names:
+        package = _missing_package(name)
+        if package is not None:
+            raise missing_extra(f"the runtime {name} needs", package.replace("_", "-"), find_runtime(name).extra)
+
+
+def _missing_package(name: str) -> str | None:
+    """Return a package that a runtime needs and that is not installed; nothing is imported."""
+    return next((package for package in find_runtime(name).requires if find_spec(package) is None), None)
 
 
 def all_runtimes() -> tuple[Runtime, ...]:

@@ -119,6 +119,8 @@ class CompiledTorch(Torch):
 
     name = "torch-compile"
     runner = CompiledRunner
+    # It compiles each variant for a minute, and ships no file.
+    is_automatic = False
 
     def program(self, precision: str) -> Program:
         """Load the exported program, compile it, and call it."""

@@ -42,8 +42,8 @@ def serve(preload: list[str]) -> None:
     """Fork a child for each request on stdin, one at a time, and write its exit status to stdout.
 
     Args:
-        preload: Modules to import; `module:function` is also called. A name with a question mark in front only saves
-            time: if it fails, children run without it.
+        preload: Modules to import; `module:function` is also called, with the text behind a blank. A name with a
+            question mark in front only saves time: if it fails, children run without it.
     """
     # Requests and replies use duplicated descriptors, and 0 and 1 point elsewhere: whatever an imported module prints
     # would otherwise be read as a reply.
@@ -58,15 +58,22 @@ def serve(preload: list[str]) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
     for name in preload:
+        threads = _threads()
         try:
-            module, _, function = name.removeprefix("?").partition(":")
+            called, _, argument = name.removeprefix("?").partition(" ")
+            module, _, function = called.partition(":")
             imported = importlib.import_module(module)
             if function:
-                getattr(imported, function)()
+                getattr(imported, function)(*([argument] if argument else []))
         except Exception as error:
             if name.startswith("?"):
                 continue
             _reply(replies, {"refused": f"cannot import {name}: {type(error).__name__}: {error}"})
+            return
+        # Imported libraries take care of that themselves; what code of the user's starts does not.
+        if argument and _threads() > threads:
+            # A forked child would lack these threads: the parent starts a server that does without this name.
+            _reply(replies, {"leave_out": name})
             return
     # Imported objects live as long as the process. Frozen, they are not visited by the garbage collector of a child,
     # which would write to their headers and copy every page that holds one.
@@ -91,6 +98,14 @@ def serve(preload: list[str]) -> None:
             os.setpgid(pid, pid)
         _reply(replies, {"pid": pid})
         _reply(replies, {"status": _wait(pid, requests.fileno(), woken)})
+
+
+def _threads() -> int:
+    """Return the threads of this process as the kernel counts them; 1 where it does not tell."""
+    try:
+        return sum(1 for _ in Path("/proc/self/task").iterdir())
+    except OSError:
+        return 1
 
 
 def _reply(replies: int, message: dict[str, Any]) -> None:

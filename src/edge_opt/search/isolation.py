@@ -29,8 +29,8 @@ from edge_opt.records.fields import field, record
 from edge_opt.records.sweeps import Candidate, Failure, TrialMetrics
 from edge_opt.search.fork_server import PROGRESS_FILE, WHERE_ARE_YOU, end_group
 
-# train, evaluate, screen and probe concern the baseline; the others a candidate, or several in "compare".
-Phase = Literal["train", "evaluate", "screen", "build", "measure", "compare", "score", "probe"]
+# train, evaluate, screen, convert and probe concern the baseline; the others a candidate, or several in "compare".
+Phase = Literal["train", "evaluate", "screen", "convert", "build", "measure", "compare", "score", "probe"]
 
 
 class Job(Protocol):
@@ -108,6 +108,10 @@ class _ServerEnded(Exception):
     """The fork server has ended."""
 
 
+class _StartsThreads(Exception):
+    """What a fork server was to prepare starts threads, which its children would lack."""
+
+
 class _ServerProcess:
     """A running fork server. It accepts requests once it has replied that it is ready."""
 
@@ -138,6 +142,8 @@ class _ServerProcess:
             reply = self.reply()
         except _ServerEnded:
             raise EdgeOptError(f"the process that is to import {', '.join(self.preload)} ended at once") from None
+        if "leave_out" in reply:
+            raise _StartsThreads(reply["leave_out"])
         if "refused" in reply:
             raise InvalidInput(f"the job cannot run in a process of its own: {reply['refused']}")
         self._is_ready = True
@@ -291,6 +297,10 @@ class Isolation:
         self._server = waiting or _ServerProcess(self._preload)
         try:
             self._server.wait_until_ready()
+        except _StartsThreads as error:
+            self.close()
+            self._preload.remove(str(error))
+            return self._started()
         except BaseException:
             self.close()
             raise

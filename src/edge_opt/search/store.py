@@ -38,7 +38,8 @@ class Built:
     seconds: float
 
 
-Scope = Literal["all", "pruned", "int8"]
+# "trained": pruned candidates and int8, which may be trained with its rounding.
+Scope = Literal["all", "pruned", "int8", "trained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class ResultSource:
         >>> ResultSource("1f", "int8").affects(Candidate(0.5, "fp32", "torch"))
         False
         """
-        return candidate.is_pruned if self.scope == "pruned" else self.scope in ("all", candidate.precision)
+        if self.scope in ("pruned", "trained"):
+            return candidate.is_pruned or (self.scope == "trained" and candidate.precision == "int8")
+        return self.scope in ("all", candidate.precision)
 
 
 Sources = Mapping[str, ResultSource]

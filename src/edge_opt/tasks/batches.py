@@ -62,21 +62,72 @@ _OF_NUMBERS = ("mae", "rmse", "r2")
 _OF_CLASSES = ("accuracy", "top5", "f1", "miou", "perplexity", "wer")
 
 
-def default_loss(metric: QualityMetric) -> Loss:
-    """Return the loss where none is set: it follows the metric's task, and for a user's metric the targets."""
+@record
+class LossChoice:
+    """The loss of a training, and why it was chosen."""
+
+    name: str = field("Its name, or where it is defined.")
+    reason: str = field("Why it was chosen.")
+    suggestion: str = field("What may fit better; empty where nothing is known to.", default="")
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.reason}" + (f"; {self.suggestion}" if self.suggestion else "")
+
+
+def default_loss_name(metric: QualityMetric, outputs: Any, targets: Any) -> tuple[str, str]:
+    """Return the loss where none is set, and the reason: the metric's task, or for a user's metric the targets."""
     if metric.name in _OF_NUMBERS:
-        return LOSSES["mse"]
+        return "mse", f"because the metric {metric.name} compares numbers"
     if metric.name in _OF_CLASSES:
-        return classifier_loss
+        return "cross_entropy", f"because the metric {metric.name} scores classes"
+    if not isinstance(targets, torch.Tensor):
+        raise InvalidInput(f"no loss follows from targets of a {type(targets).__name__}; set loss: file.py:f")
+    if metric.name == "auroc" and first_tensor(outputs).numel() == targets.numel():
+        return "bce_with_logits", "because the metric auroc scores two classes by one output"
+    if targets.is_floating_point():
+        return "mse", "because targets are floating-point numbers"
+    return "cross_entropy", "because targets are whole numbers, which are classes"
+
+
+def loss_choice(loss: Any, metric: QualityMetric, outputs: Any, targets: Any) -> LossChoice:
+    """Return which loss a task trains with, and why; suggest the usual one where targets are 0 and 1.
+
+    Args:
+        loss: As the user set it; None where the task decides.
+        metric: The quality metric.
+        outputs: The model's answer to one batch.
+        targets: The labels of that batch.
+
+    >>> mask = torch.tensor([[0.0, 1.0]])
+    >>> loss_choice("MSE", metric_of("mae"), 5 * mask - 3, mask).suggestion[:34]
+    'targets are 0 and 1, and outputs a'
+    """
+    if loss is None:
+        name, reason = default_loss_name(metric, outputs, targets)
+    else:
+        is_named = isinstance(loss, str) and loss.lower() in LOSSES
+        name, reason = loss.lower() if is_named else reference_name(loss), "as set by loss"
+    suggestion = ""
+    if name in ("mse", "l1", "smooth_l1", "huber") and _is_binary(targets):
+        values = first_tensor(outputs)
+        if bool(((values < 0) | (values > 1)).any()):
+            suggestion = "targets are 0 and 1, and outputs are logits: set loss to bce_with_logits if so trained"
+    return LossChoice(name, reason, suggestion)
+
+
+def _is_binary(targets: Any) -> bool:
+    """Return whether targets are floating-point zeros and ones, both of them."""
+    if not isinstance(targets, torch.Tensor) or not targets.is_floating_point() or not targets.numel():
+        return False
+    return bool(((targets == 0) | (targets == 1)).all()) and 0 < float(targets.mean()) < 1
+
+
+def default_loss(metric: QualityMetric) -> Loss:
+    """Return the loss where none is set, which the first targets may decide."""
 
     def loss(outputs: Any, targets: Any) -> torch.Tensor:
-        if not isinstance(targets, torch.Tensor):
-            raise InvalidInput(f"no loss follows from targets of a {type(targets).__name__}; set loss: file.py:f")
-        scores = first_tensor(outputs)
-        is_alike = scores.numel() == targets.numel()
-        if is_alike and metric.name == "auroc":
-            return LOSSES["bce_with_logits"](scores, targets)
-        return LOSSES["mse"](scores, targets) if targets.is_floating_point() else classifier_loss(scores, targets)
+        name, _ = default_loss_name(metric, outputs, targets)
+        return LOSSES[name](first_tensor(outputs) if metric.name not in _OF_CLASSES else outputs, targets)
 
     return loss
 
@@ -159,6 +210,7 @@ class Task:
     loss: Loss
     forward: Forward | None = None
     collate: Collate | None = None
+    asked_loss: Any = None
 
     def batches(self, model: Any, loader: Iterable[Any], most: int | None = None) -> Iterator[Batch]:
         """Yield the batches of a loader, on the model's device, up to `most` of them; none at all is an error."""
@@ -188,15 +240,20 @@ class Task:
         """
         return _in_one_way(model, next(self.batches(model, [raw])).call)
 
-    def check(self, model: nn.Module, loader: Iterable[Any]) -> None:
-        """Refuse a metric or a loss that does not fit the data and what the model answers, on the first batch."""
+    def check(self, model: nn.Module, loader: Iterable[Any]) -> LossChoice:
+        """Refuse a metric or a loss that does not fit the data and what the model answers, on the first batch.
+
+        Returns which loss it is, and why.
+        """
         with eval_mode(model), torch.no_grad():
             batch = next(self.batches(model, loader))
             answer = batch.answer(model)
             batch.loss_of(answer)
+            choice = loss_choice(self.asked_loss, self.metric, answer, batch.labels)
             # One batch may have no value, such as an R² of one sample, where all of them have.
             with suppress(MeasurementFailed):
                 self.metric.value(answer, batch.labels)
+        return choice
 
     def score(self, model: Any, loader: Iterable[Any], resamples: int = RESAMPLES) -> Score:
         """Return the metric of whatever answers as the model does; a module is in eval mode meanwhile."""
@@ -227,9 +284,8 @@ def task_of(
 ) -> Task:
     """Return the task of names, of references as `file.py:f`, or of the functions themselves."""
     measured = metric_of(resolve(metric, "metric"), metric_direction, reference_name(metric))
-    return Task(
-        measured, find_loss(loss, measured), find_function(forward, "forward"), find_function(collate, "collate")
-    )
+    functions = find_function(forward, "forward"), find_function(collate, "collate")
+    return Task(measured, find_loss(loss, measured), *functions, asked_loss=loss)
 
 
 def split_batch(raw: Any) -> tuple[Any, Any]:
