@@ -47,8 +47,9 @@ def test_the_accuracy_drop_after_training_decides_the_smaller_ratio(lack: float,
 def test_a_larger_ratio_is_trained_where_the_first_loses_little(larger_gap: float, kept: tuple[Place, ...]) -> None:
     gaps = {0.4: 0.5, 0.6: larger_gap}
     ratios = {8: [0.2, 0.4, 0.6]}
-    assert choose_ratios([(0.4, 8)], ratios, lambda place: gaps[place[0]], {(0.4, 8): (0.6, 8)}) == kept
-    # One that is hardly faster is not among the larger ones, and not trained.
+    assert choose_ratios([(0.4, 8)], ratios, lambda place: gaps[place[0]], {(0.4, 8): (0.6, 8)}, 0.5) == kept
+    # Where the budget leaves less room, or the larger one is hardly faster, it is not trained.
+    assert choose_ratios([(0.4, 8)], ratios, lambda place: {0.4: 0.5}[place[0]], {(0.4, 8): (0.6, 8)}, 0.4) == kept[:1]
     assert choose_ratios([(0.4, 8)], ratios, lambda place: {0.4: 0.0}[place[0]], {}) == ((0.4, 8),)
 
 

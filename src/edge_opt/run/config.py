@@ -139,8 +139,8 @@ class RunConfig(BaseModel):
     learning_rate: Annotated[Positive, Field(le=100)] = setting(3e-3, "training", sweep=True)
     """Learning rate of AdamW, falling to zero over the epochs."""
     fine_tune_epochs: Annotated[Epochs, Field(ge=0)] = setting(3, "candidate", sweep=True)
-    """Epochs of fine-tuning after pruning. Ratios that auto chooses are trained for two thirds of them, and four times
-    as long if accuracy is missing."""
+    """Epochs of fine-tuning after pruning. Ratios that auto chooses are trained for 4/3 of them, and for 4 times as
+    many if accuracy is missing."""
     distillation: bool = setting(False, "candidate", sweep=True)
     """Distill the baseline while fine-tuning."""
     train_for_int8: bool | Literal["auto"] = setting("auto", "candidate", sweep=True)

@@ -4,7 +4,7 @@
 2. In each rounding, find by bisection the largest ratio whose score fine-tuning can still recover.
 3. Time these, interleaved with the unpruned model.
 4. Fine-tune the fastest one, and longer if its accuracy is still too low.
-5. If it is too low after that, take a smaller ratio instead. If nothing was lost, train the next larger ratio as well.
+5. If it is too low after that, take a smaller ratio instead. If the budget leaves room, train a larger one as well.
 
 Before that, `edge_opt/run/screen_runtimes.py` drops runtimes that are slow.
 """
@@ -24,12 +24,14 @@ from torch import nn
 from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt._support.progress import report_progress
+from edge_opt.budgets import parse_budgets, trial_metrics
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError, MeasurementFailed, UnreadableProfile
 from edge_opt.pruning.plan import PruningPlan, check_prunable, make_plan, pruning_context
 from edge_opt.pruning.ranking import RoundTo, fast_multiple
 from edge_opt.records.fields import field, record
 from edge_opt.records.sweeps import Candidate
+from edge_opt.run.config import RunConfig
 from edge_opt.run.job import PipelineJob, run_phase
 from edge_opt.run.model_and_data import torch_threads
 from edge_opt.run.screen_runtimes import choose_pairs, model_times, quick_pairs
@@ -49,9 +51,8 @@ FASTER = 0.97
 MAX_RECOVERABLE_DROP = 0.10
 # Drop after fine-tuning above which a smaller ratio is taken.
 MAX_TRAINED_DROP = 0.02
-# Share of it up to which a larger ratio is trained as well, and the share of the time of the first that the larger
-# one may take: training it costs as much as the first.
-HALF_LOST = 0.5
+# A larger ratio is trained as well where the budget leaves room for its drop, and where it takes at most this share of
+# the time of the first: training it costs as much as the first.
 CLEARLY_FASTER = 0.85
 # Drop that is accepted where nothing is trained.
 UNTRAINED = 0.005
@@ -144,7 +145,7 @@ def choose_space(job: PipelineJob, root: Path, on_event: Listener) -> tuple[Spac
     if config.pruning_levels != "auto":
         return Space(config.pruning_levels, config.precisions, runtimes, config.layer_pruning, impossible), job
     # The cache is named after everything that pruned models depend on.
-    key = f"{job.cache.name} {pairs}"
+    key = f"{job.cache.name} {pairs} {budgeted_drop(config)}"
     screening = _stored(root / FILE, key)
     if screening is None:
         on_event(StepStarted("screening: choosing the pruning ratio to train"))
@@ -223,7 +224,8 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
         for place, other in next_larger.items()
         if ratios.get(other, 1.0) <= CLEARLY_FASTER * ratios.get(place, 1.0)
     }
-    chosen = choose_ratios(order, distinct, accuracy_gap, larger)
+    room = budgeted_drop(config) / (MAX_TRAINED_DROP * scale) - 1
+    chosen = choose_ratios(order, distinct, accuracy_gap, larger, room)
     levels = tuple(
         Level(*place, scores.get(place), ratios.get(place), _verdict(place, distinct, largest, order, chosen))
         for place in [(share, round_to) for round_to in distinct for share in shares]
@@ -287,28 +289,40 @@ def bisect_last(holds: Callable[[float], bool], values: Sequence[float], guess: 
     return values[low] if low >= 0 else None
 
 
+def budgeted_drop(config: RunConfig) -> float:
+    """Return the drop of the metric that the budgets allow; infinity where none limits it.
+
+    >>> budgeted_drop(RunConfig(budgets=["accuracy_drop <= 3%", "size_mb <= 1"]))
+    0.03
+    """
+    budgets = parse_budgets(config.all_budgets, trial_metrics(config.metric_name))
+    name = f"{config.metric_name}_drop"
+    return min((budget.limit for budget in budgets if budget.metric == name), default=math.inf)
+
+
 def choose_ratios(
     order: Sequence[Place],
     distinct: Mapping[RoundTo, Sequence[float]],
     accuracy_gap: Callable[[Place], float],
     larger: Mapping[Place, Place],
+    room: float = 0.0,
 ) -> tuple[Place, ...]:
     """Return the fastest ratio, or a smaller one if its accuracy is too low after training; none if none is faster.
 
     `accuracy_gap` trains a ratio and returns its drop as a multiple of the allowed one. The drop grows with the square
-    of the ratio, or faster, which says how much smaller. That one is trained where the sweep builds it. Where little is
-    lost, the `larger` ratio of a ratio is trained, and kept as well if it loses little enough.
+    of the ratio, or faster, which says how much smaller. That one is trained where the sweep builds it. Where no more
+    than `room` is lost, in the same unit, the `larger` ratio of a ratio is trained, and kept as well if the gap is 1.
 
     >>> choose_ratios([(0.5, 8)], {8: [0.1, 0.3, 0.5]}, lambda place: 2.0, {})  # 0.5 / sqrt(2) is 0.35
     ((0.3, 8),)
-    >>> choose_ratios([(0.3, 8)], {8: [0.1, 0.3, 0.5]}, lambda place: place[0], {(0.3, 8): (0.5, 8)})
+    >>> choose_ratios([(0.3, 8)], {8: [0.1, 0.3, 0.5]}, lambda place: place[0], {(0.3, 8): (0.5, 8)}, room=0.5)
     ((0.3, 8), (0.5, 8))
     """
     if not order:
         return ()
     share, round_to = order[0]
     gap = accuracy_gap(order[0])
-    if gap <= HALF_LOST and order[0] in larger and accuracy_gap(larger[order[0]]) <= 1:
+    if gap <= room and order[0] in larger and accuracy_gap(larger[order[0]]) <= 1:
         return order[0], larger[order[0]]
     most = share / math.sqrt(max(gap, 1.0))
     recoverable = [each for each in distinct[round_to] if each <= most] or distinct[round_to][:1]

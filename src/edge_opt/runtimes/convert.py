@@ -94,8 +94,7 @@ def convert(
         scheme: How ONNX Runtime's int8 is made: "static" with ranges from calibration, "dynamic" with ranges of each
             input, "weights" of products only; "auto" is dynamic for recurrent layers and transformers, else static.
         group_size: Weights that share a scale if only weights are quantized: 32 is more accurate, 128 is smaller.
-        fixed_batch: Whether files of LiteRT and ExecuTorch take the example's batch only: they are written faster and
-            plan less memory. Otherwise any batch, where that works.
+        fixed_batch: Whether files of LiteRT and ExecuTorch take the example's batch only, which is written faster.
         trust: Whether a .pt2 file may be opened, which can execute code from it.
 
     >>> from torch import nn
@@ -115,17 +114,10 @@ def convert(
     name = filename or f"{call.name}.{precision}.{chosen.suffix}"
     scheme = chosen_scheme(module, precision, chosen, scheme)
     request = ConversionRequest(
-        call=call,
-        precision=precision,
-        folder=Path(own_folder() if output is None else output),
-        filename=name,
-        keep_float=layers,
-        reduce_range=reduce_range,
-        exported=exported,
-        scheme=scheme,
-        group_size=group_size,
+        call=call, precision=precision, folder=Path(own_folder() if output is None else output), filename=name,
+        keep_float=layers, reduce_range=reduce_range, exported=exported, scheme=scheme, group_size=group_size,
         fixed_batch=fixed_batch,
-    )
+    )  # fmt: skip
     bound = bound_of(precision, max_difference)
     auto_bound = (AUTO_BOUND if max_difference is None else bound) if keep_float == "auto" else None
     request, batches = _with_batches(request, calibration, calibration_batches, verify_on, bound)
