@@ -99,7 +99,7 @@ def test_the_loss_and_its_reason_are_known(module: Any) -> None:
 
 
 def test_training_that_makes_it_worse_is_left_out_and_named(module: Any, tmp_path: Path) -> None:
-    dice = {"metric": module.dice, "metric_direction": "higher"}
+    dice = {"metric": module.dice, "metric_direction": "higher", "pruning_levels": [0.3]}
     splits = splits_of(module.loaders(), "loaders", 1)
     made = {}
     for loss in ("mse", "bce_with_logits"):

@@ -151,7 +151,7 @@ def slower_pairs(times: Mapping[Pair, float]) -> dict[Pair, str]:
 
     >>> slow = slower_pairs({("fp32", "a"): 3e-3, ("int8", "a"): 1e-3, ("fp32", "b"): 4e-3, ("int8", "b"): 1.4e-3})
     >>> [(*pair, reason) for pair, reason in slow.items()]
-    [('fp32', 'b', '4 ms unpruned, 4.0 times as long as int8 in a')]
+    [('fp32', 'b', '4.00 ms unpruned, 4.0 times as long as int8 in a')]
     """
     order = sorted(times, key=lambda pair: times[pair])
     near = [pair for pair in order if times[pair] <= KEPT_WITHIN * times[order[0]]][:KEPT_PAIRS]

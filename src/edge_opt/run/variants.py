@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -32,6 +31,7 @@ from edge_opt.records.sweeps import SHARES, Candidate
 from edge_opt.run.config import RunConfig
 from edge_opt.run.model_and_data import ModelAndData, ScoreSummary
 from edge_opt.tasks.batches import Task
+from edge_opt.tasks.paired_scores import Score
 
 FACTS = "facts.json"
 # Ratios that `auto` chooses are trained for this multiple of the configured epochs if accuracy is still missing after a
@@ -42,7 +42,7 @@ LONGEST = 4
 MISSING = 0.005
 # Drop of int8 below its own float model from which on it is trained with int8 rounding.
 INT8_LOSS = 0.005
-# Drop on training data from which on fine-tuning has made a variant worse, beside twice the standard error of a share.
+# Drop on training data, below the 95 % interval of what it was, from which on fine-tuning has made a variant worse.
 MADE_WORSE = 0.01
 # Training samples that are scored before and after fine-tuning, and validation samples before training.
 FEW = 1000
@@ -243,11 +243,11 @@ class _Training:
         tuned = self._tuned(model, epochs, config.seed)
         after = _known_score(task, tuned, few)
         if before is not None and after is not None:
-            sign = 1.0 if task.metric.direction == "higher" else -1.0
-            name = task.metric.name
-            noise = 2 * math.sqrt(max(before * (1 - before), 0.0) / sample_count(few)) if name in SHARES else 0.0
-            if sign * (before - after) > noise + MADE_WORSE * scale_of(name, before):
-                what = f"{name} on training data went from {before:.4g} to {after:.4g}"
+            name, (low, high) = task.metric.name, before.interval
+            margin = MADE_WORSE * scale_of(name, before.value)
+            is_higher_better = task.metric.direction == "higher"
+            if after.value < low - margin if is_higher_better else after.value > high + margin:
+                what = f"{name} on training data went from {before.value:.4g} to {after.value:.4g}"
                 return Variant(model, None, (f"fine-tuning made it worse: check the loss; {what}, so it is left out",))
         score = self._score(task, tuned)
         if self._is_missing(score):
@@ -286,9 +286,9 @@ class _Training:
         return drop > MISSING * scale_of(self.baseline.metric, self.baseline.value)
 
 
-def _known_score(task: Task, model: nn.Module, batches: list[Any]) -> float | None:
+def _known_score(task: Task, model: nn.Module, batches: list[Any]) -> Score | None:
     """Return the score on these batches; None where they have none, such as an R² of one sample."""
     try:
-        return task.score(model, batches, resamples=0).value
+        return task.score(model, batches)
     except MeasurementFailed:
         return None
