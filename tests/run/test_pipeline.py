@@ -451,6 +451,7 @@ def test_a_run_that_trains_holds_its_folder_and_says_what_it_does(tmp_path: Path
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
+        assert process.stderr.readline().startswith("loss: cross_entropy")
         assert "training SmallCNN" in process.stderr.readline()
         told = status(tmp_path)
         assert (told.pid, told.stage, told.is_running) == (process.pid, "training", True)

@@ -6,13 +6,11 @@ starts from it.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from edge_opt.records.compression import PruneSpec
 from edge_opt.records.sweeps import SHARES, Candidate
 from edge_opt.run.config import RunConfig
 from edge_opt.run.model_and_data import ModelAndData, ScoreSummary
+from edge_opt.search.locks import exclusive
 from edge_opt.tasks.batches import Task
 from edge_opt.tasks.paired_scores import Score
 
@@ -128,15 +127,6 @@ def read_variant(source: ModelAndData, folder: Path) -> Variant:
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     model = load_pruned(folder, source.build).eval()
     return Variant(model, folder, tuple(facts["remarks"]), facts.get("score"), facts.get("epochs", 0))
-
-
-@contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Let one process at a time work on a folder; the kernel releases the lock also when the process is killed."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def first_batches(part: Iterable[Any], samples: int = FEW) -> list[Any]:
