@@ -259,11 +259,23 @@ def test_columns_give_way_from_the_right_and_the_dispensable_go_first() -> None:
     ("width", "target", "precision", "sentence"),
     [
         # 8x8 weights of one byte and 8 biases of four, 8 inputs of four, 8 outputs of one.
-        (8, "stm32h747", "int8", "yes: 136 B in int8 (weights, input, activations), and stm32h747 has 1 MiB"),
-        # 1024x1024 weights of four bytes alone are 4 MiB.
-        (1024, "rp2040", "fp32", "no: 4.01 MiB in fp32 (weights, input, activations), and rp2040 has 264 KiB"),
+        (8, "raspberry-pi-zero-2-w", "int8",
+         "yes: 136 B in int8 (weights, input, activations), and raspberry-pi-zero-2-w has 512 MiB"),
+        # 16384x16384 weights of four bytes alone are 1 GiB.
+        (16384, "raspberry-pi-zero-2-w", "fp32",
+         "no: 1.00 GiB in fp32 (weights, input, activations), and raspberry-pi-zero-2-w has 512 MiB"),
     ],
-)
+)  # fmt: skip
 def test_a_profile_for_one_device_says_whether_it_fits(width: int, target: str, precision: str, sentence: str) -> None:
-    profile = eo.profile(nn.Linear(width, width), (1, width), target=target, precision=precision)
+    with torch.device("meta"):
+        layer = nn.Linear(width, width)
+    profile = eo.profile(layer, (1, width), target=target, precision=precision)
     assert ("Fits", sentence) in summary_lines(profile)
+
+
+def test_a_microcontroller_has_an_answer_for_ram_and_one_for_flash() -> None:
+    lines = dict(summary_lines(eo.profile(nn.Linear(1024, 1024), (1, 1024), target="rp2040")))
+    # Two vectors of 4 KiB and TFLM's own data fit the RAM; 4 MiB of weights do not fit 2 MiB of flash.
+    assert lines["RAM"].startswith("yes: ") and "activations and scratch 8.00 KiB" in lines["RAM"]
+    assert lines["Flash"].startswith("no: ") and "weights 4.00 MiB" in lines["Flash"]
+    assert "Fits" not in lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from typer import Argument
@@ -317,6 +317,7 @@ def convert(
         "-o, --output FILE|DIR",
         "File (.onnx, .tflite, .pte), or folder for MODEL.PRECISION.SUFFIX. Default: this folder.",
     ),
+    core: str = option("cortex-m4", "NAME", "With --runtime tflm: core or board that the arena is for."),
 ) -> None:
     """Convert a model to a precision and a runtime, run it, and show how far its outputs agree.
 
@@ -324,6 +325,7 @@ def convert(
     edge-opt convert net.py:Net -i 1x3x32x32 -o net.onnx
     edge-opt convert net.py:Net -i 1x3x32x32 --precision int8 --calibration data.py:loader -o out/
     edge-opt convert model.onnx --precision int8 --scheme dynamic -o model.int8.onnx
+    edge-opt convert model.tflite --runtime tflm --core rp2040 -o firmware/
     """
     import edge_opt as eo
     from edge_opt.report.record_sheets import conversion_document
@@ -331,6 +333,9 @@ def convert(
 
     if min_agreement is not None and not 0 <= min_agreement <= 1:
         raise InvalidInput(f"--min-agreement is {min_agreement}; it is a share from 0 to 1, such as 0.99")
+    if runtime == "tflm":
+        _write_firmware(model, output, core)
+        return
     precision = precision or ("fp32" if calibration is None else "int8")
     is_quantized = precision in ("int8", "int4")
     runtime, folder, filename = _destination(output, runtime)
@@ -361,6 +366,18 @@ def convert(
     print_record(converted, "converted", conversion_document)
     print_status(f"saved to {converted.path}")
     _check_agreement(converted.agreement.top1, min_agreement)
+
+
+def _write_firmware(model: str, output: Path, core: str) -> None:
+    """Write a .tflite file as files of a firmware project."""
+    from edge_opt.boards.mcu_memory import find_core
+    from edge_opt.runtimes.tflm_firmware import write_firmware
+
+    if Path(model).suffix.lower() != ".tflite":
+        raise InvalidInput(f"--runtime tflm takes a .tflite file with fixed shapes, and got {model}; convert it first")
+    kernels: Literal["reference", "cmsis-nn"] = "cmsis-nn" if find_core(core)[2].is_arm else "reference"
+    for path in write_firmware(model, output, core=core, kernels=kernels):
+        print_status(f"saved to {path}")
 
 
 def _destination(output: Path, runtime: str | None) -> tuple[str, Path, str | None]:

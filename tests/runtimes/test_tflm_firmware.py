@@ -1,0 +1,67 @@
+"""Files for a firmware project, run by TFLM's own interpreter."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import edge_opt as eo
+from edge_opt.cli import app
+from edge_opt.errors import InvalidInput
+from edge_opt.runtimes.tflm_firmware import resolver_method, write_firmware
+from tflm import SINE, recorded, runtime
+
+
+def test_the_files_hold_the_model_its_operators_and_an_arena_that_suffices(tmp_path: Path) -> None:
+    write_firmware(SINE, tmp_path, core="x86-64", margin=0)
+    assert (tmp_path / "model.tflite").read_bytes() == SINE.read_bytes()
+    array = re.findall(r"0x([0-9a-f]{2})", (tmp_path / "model_data.cc").read_text())
+    assert bytes(int(byte, 16) for byte in array) == SINE.read_bytes()
+    resolver = (tmp_path / "op_resolver.h").read_text()
+    assert "MicroMutableOpResolver<1>" in resolver and "AddFullyConnected()" in resolver
+    match = re.search(r"kTensorArenaSize = (\d+);", (tmp_path / "arena_size.h").read_text())
+    assert match is not None
+    size = int(match[1])
+    assert size == eo.mcu_memory(SINE, core="x86-64").arena_bytes
+    assert recorded(SINE, size) is not None
+    assert recorded(SINE, size - 16) is None
+
+
+def test_expected_outputs_are_those_of_the_interpreter(tmp_path: Path) -> None:
+    write_firmware(SINE, tmp_path)
+    interpreter = runtime.Interpreter.from_file(str(SINE))
+    for sample in json.loads((tmp_path / "expected_outputs.json").read_text()):
+        interpreter.set_input(np.array(sample["input"], np.float32).reshape(1, 1), 0)
+        interpreter.invoke()
+        assert interpreter.get_output(0).ravel().tolist() == sample["output"]
+        # The model is a sine.
+        assert sample["output"][0] == pytest.approx(np.sin(sample["input"][0]), abs=0.15)
+
+
+def test_the_margin_is_a_share_of_the_arena(tmp_path: Path) -> None:
+    write_firmware(SINE, tmp_path, margin=0.5)
+    match = re.search(r"kTensorArenaSize = (\d+);", (tmp_path / "arena_size.h").read_text())
+    least = eo.mcu_memory(SINE).arena_bytes
+    assert match is not None and 1.5 * least <= int(match[1]) < 1.5 * least + 16
+    with pytest.raises(InvalidInput, match="margin"):
+        write_firmware(SINE, tmp_path, margin=5)
+
+
+def test_methods_of_the_resolver_are_named_as_in_tflm() -> None:
+    names = ("CONV_2D", "AVERAGE_POOL_2D", "RESIZE_NEAREST_NEIGHBOR", "BATCH_MATMUL", "UNIDIRECTIONAL_SEQUENCE_LSTM")
+    assert [resolver_method(name) for name in names] == [
+        "AddConv2D", "AddAveragePool2D", "AddResizeNearestNeighbor", "AddBatchMatMul", "AddUnidirectionalSequenceLSTM"
+    ]  # fmt: skip
+
+
+def test_the_command_writes_a_folder_and_refuses_other_models(tmp_path: Path) -> None:
+    tflm = ["--runtime", "tflm", "--core", "rp2040", "-o", str(tmp_path / "firmware")]
+    assert CliRunner().invoke(app, ["convert", str(SINE), *tflm]).exit_code == 0
+    assert (tmp_path / "firmware/main.cc").exists()
+    refused = CliRunner().invoke(app, ["convert", "edge_opt.model:SmallCNN", "-i", "1x1x28x28", *tflm])
+    assert refused.exit_code == 2
