@@ -42,8 +42,8 @@ from edge_opt.trace.inputs import CallArguments
 FILE = "runtimes.json"
 # Pairs that take at most this many times as long as the fastest are tried with every ratio, and not more than so many;
 # the fastest in float is kept in any case, because int8 may lose accuracy. Eager torch is the baseline in any case.
-KEPT_WITHIN = 1.5
-KEPT_PAIRS = 3
+KEPT_WITHIN = 1.3
+KEPT_PAIRS = 2
 # A runtime whose fp32 takes more than this many times as long as in the fastest runtime before it is not converted to
 # other precisions: to convert takes seconds.
 FP32_WITHIN = 1.1
@@ -149,7 +149,7 @@ def _slow_pairs(job: PipelineJob, root: Path, pairs: Sequence[Pair]) -> dict[Pai
 def slower_pairs(times: Mapping[Pair, float]) -> dict[Pair, str]:
     """Return precisions and runtimes that are not worth trying: neither near the fastest, nor the fastest float.
 
-    >>> slow = slower_pairs({("fp32", "a"): 3e-3, ("int8", "a"): 1e-3, ("fp32", "b"): 4e-3, ("int8", "b"): 1.4e-3})
+    >>> slow = slower_pairs({("fp32", "a"): 3e-3, ("int8", "a"): 1e-3, ("fp32", "b"): 4e-3, ("int8", "b"): 1.2e-3})
     >>> [(*pair, reason) for pair, reason in slow.items()]
     [('fp32', 'b', '4.00 ms unpruned, 4.0 times as long as int8 in a')]
     """
