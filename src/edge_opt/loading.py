@@ -239,8 +239,8 @@ def load_model(reference: str | os.PathLike[str], *, trust: bool = False) -> Loa
 
     Args:
         reference: `torchvision:NAME`, `timm:NAME`, `hf:ORG/NAME` (built from its configuration, without weights),
-            `file.py:factory(width=2)`, `package.module:factory`, `file.pt2`, or `file.onnx` or `file.tflite`, which
-            are read and not run.
+            a folder with the config.json of such a model, `file.py:factory(width=2)`, `package.module:factory`,
+            `file.pt2`, or `file.onnx` or `file.tflite`, which are read and not run.
         trust: Whether a `.pt2` may be opened, which can execute code from the file.
     """
     reference = os.fspath(reference)
@@ -254,6 +254,10 @@ def load_model(reference: str | os.PathLike[str], *, trust: bool = False) -> Loa
     if reference.lower().endswith(".pt2"):
         model, example = load_exported(Path(reference), trust)
         return Loaded(model, Path(reference).stem, example)
+    if Path(reference).is_dir() and (Path(reference) / "config.json").is_file():
+        from edge_opt.serving.model_source import build_hub_model
+
+        return Loaded(build_hub_model(reference, {}), Path(reference).resolve().name)
     parsed = parse_reference(reference)
     if parsed is None:
         raise _not_a_reference(reference)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
+import edge_opt as eo
 from edge_opt.errors import EdgeOptError, InvalidInput, ModelNotFound
 from edge_opt.serving.llm_report import llm
 from edge_opt.serving.weight_files import find_weight_file, read_gguf
@@ -275,3 +277,14 @@ def test_an_index_names_files_beside_it_and_tensors_that_exist(tmp_path: Path) -
     index.write_text("[]")
     with pytest.raises(ModelNotFound, match="has no weight_map"):
         llm(folder)
+
+
+def test_a_folder_is_a_model_wherever_one_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**FOLDERS["llama"], "architectures": ["LlamaForCausalLM"]}))
+    ids = torch.zeros(1, 8, dtype=torch.int64)
+    profile = eo.profile(str(tmp_path), ids)
+    assert profile.name == tmp_path.name
+    # Two layers of attention and MLP, the head, and scores: 8 tokens.
+    matrices = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96) + 300 * 64
+    scores = 2 * 2 * 4 * 16 * 8
+    assert profile.totals.macs == pytest.approx(8 * (matrices + scores), rel=0.01)
