@@ -64,7 +64,7 @@ def test_help_fits_a_screen_and_shows_examples() -> None:
 
 COMMANDS = (
     "profile check compare sweep run llm devices convert prune calibrate measure-on report train-cost status doctor "
-    "board init explain reconcile"
+    "board init explain reconcile mcp"
 ).split()
 
 

@@ -14,6 +14,7 @@ try:
 
     from edge_opt.cli.device_commands import board, calibrate, devices, doctor, measure_on
     from edge_opt.cli.explain_commands import explain, reconcile
+    from edge_opt.cli.mcp_command import mcp
     from edge_opt.cli.profile_commands import llm, profile, train_cost
     from edge_opt.cli.run_commands import SeveralSeeds, init, report, run, status, sweep
     from edge_opt.cli.shell import Command, Debug, Json, Shell, Trust, run_to_the_end
@@ -79,6 +80,7 @@ _COMMANDS = (
     (board, "Fit a board of your own to a few measured times."),
     (calibrate, "Measure this machine, to predict any model on it."),
     (measure_on, "Time an ONNX or TFLite file on a board."),
+    (mcp, "Serve commands that only read as tools for coding agents."),
     (doctor, "Describe this machine, its meters and its noise."),
 )
 for _function, _summary in _COMMANDS:

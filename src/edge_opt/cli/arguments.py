@@ -57,7 +57,7 @@ Inputs = Annotated[
 ]
 Batch = Annotated[int | None, Option("--batch", "-b", metavar="N", help="First dimension of every input.")]
 Runtime = Annotated[
-    str | None, Option(metavar="NAME", help="Its runtime, such as ncnn. Default: the one with the most accurate data.")
+    str | None, Option(metavar="NAME", help="Its runtime, such as ncnn. Default: that with the best data.")
 ]
 _PRECISION = "Its precision: fp32, fp16, bf16, int8, int4, w8a16. Default: int8 for an int8 file, else fp32."
 TargetPrecision = Annotated[str | None, Option(metavar="NAME", help=_PRECISION)]

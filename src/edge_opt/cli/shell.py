@@ -82,7 +82,7 @@ _GROUPS = {
     "Model": "model models subject sources host file inputs batch isolate mode weights data prompt context kv",
     "Budget": "budget baseline max_increase",
     "Target": "target precision runtime engine ram",
-    "Run": "config folder path force settings prune metric loss fair metric_direction seeds",
+    "Run": "config folder root path force settings prune metric loss fair metric_direction seeds",
     "Pruning": "ratio macs_target latency_target importance ignore round_to seed",
     "Quantization": "scheme keep_float calibration calibration_batches",
     "Verification": "verify_on max_difference min_agreement",
