@@ -29,8 +29,8 @@ GRAMMAR = "[NAME:]DIMxDIMx...[:DTYPE], such as 1x3x224x224 or ids:1x128:int64"
 FORM = "file.py:NAME or package.module:NAME, a loader, a list of batches, or a function that returns one"
 
 MODEL_FORMS = (
-    "torchvision:NAME, timm:NAME, hf:ORG/NAME, net.py:Net, 'net.py:Net(width=2)', pkg.module:factory, or a .onnx, "
-    ".tflite or .pt2 file"
+    "torchvision:NAME, timm:NAME, hf:ORG/NAME, net.py:Net, 'net.py:Net(width=2)', pkg.module:factory, "
+    "or a .onnx, .tflite, .pt2 file"
 )
 
 
@@ -59,7 +59,7 @@ Batch = Annotated[int | None, Option("--batch", "-b", metavar="N", help="First d
 Runtime = Annotated[
     str | None, Option(metavar="NAME", help="Its runtime, such as ncnn. Default: that with the best data.")
 ]
-_PRECISION = "Its precision: fp32, fp16, bf16, int8, int4, w8a16. Default: int8 for an int8 file, else fp32."
+_PRECISION = "fp32, fp16, bf16, int8, int4 or w8a16. Default: the file's, or fp32."
 TargetPrecision = Annotated[str | None, Option(metavar="NAME", help=_PRECISION)]
 _TARGET = "Predict for a device, platform, calibration file or host"
 Target = Annotated[str | None, Option("--target", "-t", metavar="NAME", help=f"{_TARGET}.")]

@@ -317,7 +317,7 @@ def convert(
         "-o, --output FILE|DIR",
         "File (.onnx, .tflite, .pte), or folder for MODEL.PRECISION.SUFFIX. Default: this folder.",
     ),
-    core: str = option("cortex-m4", "NAME", "With --runtime tflm: core or board that the arena is for."),
+    core: str = option("cortex-m4", "NAME", "For tflm: core or board of the arena."),
 ) -> None:
     """Convert a model to a precision and a runtime, run it, and show how far its outputs agree.
 
