@@ -54,7 +54,7 @@ def profile(
     runtime_profile: Path | None = option(None, "FILE", "Profile of a runtime (JSON or CSV) to map onto the layers."),
     level: str | None = option(None, "NAME", f"Rows: {', '.join(LEVELS)}. Default: modules as a tree."),
     depth: int | None = option(None, "-d, --depth N", "Fold modules below this depth."),
-    sort: str | None = option(None, "-s, --sort KEY", f"By {', '.join(SORT_COLUMNS)}."),
+    sort: str | None = option(None, "-s, --sort KEY", f"{', '.join(SORT_COLUMNS)}."),
     top: int | None = option(None, "-n, --top N", "Only the N largest rows."),
     convention: str = option("edge_opt", "NAME", "Count as fvcore, thop, ptflops, torchinfo, torch, rasp."),
     output: list[Path] | None = option(
