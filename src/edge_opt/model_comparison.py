@@ -355,7 +355,9 @@ def _metrics(trial: Trial) -> TrialMetrics:
 
 def _verdict(old: TrialMetrics, new: TrialMetrics) -> Comparison | None:
     """Compare two latencies by their intervals alone, which is conservative: a sweep does not keep the samples."""
-    if min(old.latency_low_s, new.latency_low_s) <= 0:
+    if not (old.latency_s and old.latency_low_s and old.latency_high_s):
+        return None
+    if not (new.latency_s and new.latency_low_s and new.latency_high_s):
         return None
     ratio = Interval(new.latency_low_s / old.latency_high_s, new.latency_high_s / old.latency_low_s)
     verdict: Verdict = "slower" if ratio.low > 1 else "faster" if ratio.high < 1 else "equal"

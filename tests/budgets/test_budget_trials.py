@@ -51,5 +51,9 @@ def test_every_metric_reads_a_number_or_says_that_it_is_not_known(name: str) -> 
             "measured_memory",
             "train_flops",
             "train_peak_memory",
+            "target_latency",
+            "target_ram",
+            "target_flash",
+            "target_energy",
         )
     )

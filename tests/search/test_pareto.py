@@ -13,18 +13,8 @@ from hypothesis import strategies as st
 
 from edge_opt.budgets import parse_budget, violations
 from edge_opt.measuring.statistics import wilson
-from edge_opt.records.sweeps import (
-    Candidate,
-    Finalist,
-    Finals,
-    ObjectiveInterval,
-    Point,
-    SpeedupRatio,
-    Trial,
-    TrialMetrics,
-    dominates,
-    frontier,
-)
+from edge_opt.records.pareto import ObjectiveInterval, Point, dominates, frontier
+from edge_opt.records.sweeps import Candidate, Finalist, Finals, SpeedupRatio, Trial, TrialMetrics
 from edge_opt.search.choose import (
     frontiers,
     packed_answers,

@@ -53,7 +53,7 @@ def sensitivity_of(losses: dict[str, float], change: Change = "quantize", amount
 def done(pruning: float, precision: Precision = "fp32", limit_ms: float | None = None) -> Trial:
     """A trial that ran; with a limit on latency that it may break."""
     found = metrics(pruning, precision)
-    latency_ms = found.latency_s * 1e3
+    latency_ms = found.ranked_latency_s * 1e3
     violations: tuple[Violation, ...] = ()
     if limit_ms is not None and latency_ms > limit_ms:
         violations = (Violation(f"latency_ms <= {limit_ms:g}", "latency_ms", latency_ms, limit_ms),)
@@ -70,7 +70,7 @@ def sweep(*trials: Trial, name: str = "net") -> SweepResult:
     accepted = tuple(
         trial.candidate.key
         for trial, own in ran
-        if not any(other.latency_s <= own.latency_s and other.accuracy > own.accuracy for _, other in ran)
+        if not any(it.ranked_latency_s <= own.ranked_latency_s and it.accuracy > own.accuracy for _, it in ran)
     )
     return SweepResult(
         name=name,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from edge_opt import units
+from edge_opt.boards.class_costs import ModelWork
 from edge_opt.boards.fused_layers import ITEMSIZE, MemoryPass, by_module, fused_passes, model_work, passes
 from edge_opt.boards.platforms import estimate_fitted
 from edge_opt.boards.roofline import LOWER_BOUNDS, NO_OVERHEAD, EngineLimits, check_asked, limit
@@ -61,7 +62,11 @@ def predictions(
         precision: Type of the numbers there.
         threads: Of a CPU whose roofline answers; default: all of its cores.
     """
-    return tuple(_predicted(profile, target, precision, None, threads) for target in targets)
+    items, work = passes(profile, precision), None
+    if any(target.platform is not None and target.calibration is None for target in targets):
+        check_asked(profile, precision, None)
+        work = model_work(profile)
+    return tuple(_predicted(profile, target, precision, None, threads, items, work) for target in targets)
 
 
 def predicted_seconds(profile: ModelProfile, target: ResolvedTarget, threads: int | None = None) -> float:
@@ -109,28 +114,34 @@ def estimate(
     """
     check_asked(profile, precision, engine)
     target = resolve_target(device, precision, engine=engine, runtime=runtime, threads=threads)
-    return _predicted(profile, target, precision, engine, threads)
+    work = model_work(profile) if target.platform is not None and target.calibration is None else None
+    return _predicted(profile, target, precision, engine, threads, passes(profile, precision), work)
 
 
 def _predicted(
-    profile: ModelProfile, target: ResolvedTarget, precision: Precision, engine: Engine | None, threads: int | None
+    profile: ModelProfile,
+    target: ResolvedTarget,
+    precision: Precision,
+    engine: Engine | None,
+    threads: int | None,
+    items: Sequence[MemoryPass],
+    work: ModelWork | None,
 ) -> Prediction:
+    """Return what the model takes on one target; `items` and `work` are its layers, read once for all targets."""
     if target.calibration is not None:
         predicted = predict(profile, target.calibration, precision)
-        return _with_energies(predicted, passes(profile, precision), None, bool(profile.unpriced))
+        return _with_energies(predicted, items, None, bool(profile.unpriced))
     check_asked(profile, precision, engine)
-    items = passes(profile, precision)
-    predicted = _from_platform(profile, target) or _from_roofline(
+    predicted = _from_platform(profile, target, work) or _from_roofline(
         profile, target.spec, precision, engine, threads, items
     )
     return _with_energies(predicted, items, target.spec, bool(profile.unpriced))
 
 
-def _from_platform(profile: ModelProfile, target: ResolvedTarget) -> Prediction | None:
+def _from_platform(profile: ModelProfile, target: ResolvedTarget, work: ModelWork | None) -> Prediction | None:
     """Return what the target's platform says; None where it has none, or the model has no layer that it knows."""
-    if target.platform is None:
+    if target.platform is None or work is None:
         return None
-    work = model_work(profile)
     is_named = target.name == target.platform.name
     if not work.works and not is_named:
         return None

@@ -282,8 +282,10 @@ def model_work(profile: ModelProfile) -> ModelWork:
             source = signature.inputs[0].shape if op in _SPLITS else ()
             if len(source) == 4 and signature.outputs[0].elements < signature.inputs[0].elements:
                 works.append(_moved(call.module, signature))
-        elif op.startswith("dropout") or not call.reads:
-            pass  # a constant, which an export folds, or nothing at all in inference
+        elif op.startswith("dropout") or not call.reads or price.kind == "quantization":
+            # A constant, which an export folds, nothing at all in inference, or steps between precisions: whole nets in
+            # int8 were timed with them, so that they are part of the costs.
+            pass
         elif call.reads[0] in fusible and (op.endswith("batch_norm") or op in _FUSED):
             fusible.update(call.creates)
         else:

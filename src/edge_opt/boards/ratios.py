@@ -97,16 +97,18 @@ def ratio_width(one: VariantOnPlatform, other: VariantOnPlatform) -> tuple[float
         one: A variant on a platform of the device.
         other: Another variant, on the same platform or on another one of the device.
     """
+    independent = math.hypot(one.time.width, other.time.width)
     if one.platform.name == other.platform.name:
-        return _width_of_nets(one, other, one.platform), "one platform"
+        return min(_width_of_nets(one, other, one.platform), independent), "one platform"
     changed, kept = (one, other) if _is_relative(one.platform) else (other, one)
     if _is_relative(changed.platform) and _run_of(one.platform) == _run_of(other.platform):
         spread = platform_family(changed.platform.kind).ratio_spread
         assert spread is not None
         quantities = changed.work.quantities(platform_family(changed.platform.kind).conventions)
         of_precision = spread.width(changed.platform.costs.variance(quantities), changed.platform.noise_ratio)
-        return math.hypot(of_precision, _width_of_nets(one, other, kept.platform)), "two precisions"
-    return math.hypot(one.time.width, other.time.width), "independent"
+        width = math.hypot(of_precision, _width_of_nets(one, other, kept.platform))
+        return min(width, independent), "two precisions"
+    return independent, "independent"
 
 
 def _is_relative(platform: Platform) -> bool:

@@ -8,6 +8,15 @@ from edge_opt.budgets.budget_metrics import (
     parse_budgets,
     trial_metrics,
 )
-from edge_opt.budgets.check import violations
+from edge_opt.budgets.check import judged, violations
 
-__all__ = ["PROFILE_METRICS", "TRIAL_METRICS", "Metric", "parse_budget", "parse_budgets", "trial_metrics", "violations"]
+__all__ = [
+    "PROFILE_METRICS",
+    "TRIAL_METRICS",
+    "Metric",
+    "judged",
+    "parse_budget",
+    "parse_budgets",
+    "trial_metrics",
+    "violations",
+]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -16,16 +16,22 @@ from edge_opt._support.deprecation import accept_former_parameters
 from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.boards.capacity import SCRATCH_IS_APART, Lifetimes, largest_batch, peak_memory
 from edge_opt.boards.device_memory import AllocatorSettings, OutOfDeviceMemory, device_memory
+from edge_opt.boards.estimate import predictions
 from edge_opt.boards.fused_layers import ITEMSIZE
 from edge_opt.boards.mcu_memory import MEMORY_UNKNOWN
-from edge_opt.boards.targets import ResolvedTarget, Target, find_spec, resolve_targets
+from edge_opt.boards.platform_file import fitted_platforms
+from edge_opt.boards.platforms import platforms
+from edge_opt.boards.targets import ResolvedTarget, Target, find_spec, resolve_target, resolve_targets
+from edge_opt.budgets.budget_metrics import TRIAL_METRICS, parse_budgets
+from edge_opt.budgets.check import violations
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.loading import ModelLike, resolve_call
 from edge_opt.profiling import profile
 from edge_opt.records.costs import OUTSIDE
 from edge_opt.records.devices import BatchFit, Precision
 from edge_opt.records.predictions import MemoryNeed, Prediction, TargetComparison, TargetFit
-from edge_opt.records.profiles import ModelProfile
+from edge_opt.records.profiles import Budget, ModelProfile
+from edge_opt.records.sweeps import TrialMetrics
 from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, map_arguments
 from edge_opt.training_steps.step_report import training_step
 
@@ -219,28 +225,38 @@ def compare_targets(
     name: str | None = None,
     max_batch: int = MAX_BATCH,
     lifetimes: Lifetimes = "eager",
+    budgets: Sequence[str] = (),
 ) -> TargetComparison:
     """Compare a model on several targets: whether it fits the RAM, latency, bound, energy, and the largest batch.
 
+    Without targets, all known platforms are ranked: those that fit first, then by latency, without the largest batch.
     All of a device's RAM counts as free; subtract what the operating system and the runtime need.
 
     Args:
         model: As in `profile`.
         inputs: As in `profile`; the first dimension of every input is the batch.
-        targets: One target or several, each as in `profile`.
-        precision: Type of the numbers on the targets; default: int8 for a file that computes in int8, else fp32.
+        targets: One target or several, each as in `profile`; default: all known platforms.
+        precision: Type of the numbers on the targets; default: int8 for a file that computes in int8, else fp32; if all
+            platforms are ranked, that of each.
         runtime: Runtime on each target, such as "ncnn"; by default the one with the most accurate data.
         threads: Threads of the runtime there, as in `estimate`.
         kwargs: Arguments of the model by name.
         name: Name of the model in tables; default: its class.
         max_batch: The largest batch to try.
         lifetimes: When tensors are freed: "eager" as torch does, or "planner", as in `peak_memory`.
+        budgets: Limits such as "target_latency_ms <= 20" or "target_ram_kib <= 512"; targets that break one are left
+            out.
 
     >>> from edge_opt.model import SmallCNN
     >>> comparison = compare_targets(SmallCNN(), (1, 1, 28, 28), ["raspberry-pi-4", "rp2040"])
     >>> [(fit.prediction.target, fit.fits, fit.prediction.bound) for fit in comparison.targets]
     [('raspberry-pi-4', True, 'overhead'), ('rp2040', True, 'unknown')]
     """
+    limits = parse_budgets(budgets, TRIAL_METRICS)
+    if isinstance(targets, (list, tuple)) and not targets:
+        module, inputs, kwargs, own_name = resolve_call(model, inputs, kwargs)
+        profiled = profile(module, inputs, kwargs=kwargs, name=name or own_name)
+        return _ranked(profiled, precision, runtime, threads, lifetimes, limits)
     if precision is not None:  # what cannot be asked of a target is refused before a model is loaded
         resolve_targets(targets, precision, runtime=runtime, threads=threads)
     module, inputs, kwargs, own_name = resolve_call(model, inputs, kwargs)
@@ -259,7 +275,67 @@ def compare_targets(
         for prediction, target in zip(profiled.predictions, resolved, strict=True)
     )
     shapes = profiled.trace.modules[0].input_shapes
-    return TargetComparison(profiled.name, shapes, precision, memory, tuple(fits))
+    kept = tuple(fit for fit in fits if _keeps(fit, limits))
+    return TargetComparison(profiled.name, shapes, precision, memory, kept)
+
+
+@dataclass(frozen=True)
+class _TargetRow:
+    """The figures of one target under the names that budgets of sweeps have."""
+
+    target_latency_s: float | None
+    target_low_s: float | None
+    target_high_s: float | None
+    target_ram_bytes: int
+    target_energy_j: float | None
+    target_flash_bytes: None = None
+    metric: str = "accuracy"
+
+
+def _keeps(fit: TargetFit, limits: Sequence[Budget]) -> bool:
+    """Return whether no budget is broken on a target; one that its interval leaves open is kept."""
+    predicted = fit.prediction
+    joules = predicted.energies[0].joules if predicted.energies else None
+    row = _TargetRow(predicted.seconds, predicted.low, predicted.high, fit.needed_bytes, joules)
+    return not violations(cast(TrialMetrics, row), limits)
+
+
+def _ranked(
+    profiled: ModelProfile,
+    precision: Precision | None,
+    runtime: str | None,
+    threads: int | None,
+    lifetimes: Lifetimes,
+    limits: Sequence[Budget],
+) -> TargetComparison:
+    """Return every known platform that is what is asked for: those that fit first, then by latency."""
+    by_precision: dict[Precision, list[tuple[str, ResolvedTarget]]] = {}
+    for platform in fitted_platforms():
+        if runtime in (None, platform.runtime) and threads in (None, platform.threads):
+            resolved = resolve_target(platform, platform.precision)
+            by_precision.setdefault(cast(Precision, platform.precision), []).append((platform.name, resolved))
+    if runtime is None and threads is None:
+        for known in platforms():
+            if known.basis == "roofline" and known.precision is not None:
+                named = ResolvedTarget(known.device, find_spec(known.device))
+                by_precision.setdefault(cast(Precision, known.precision), []).append((known.name, named))
+    fits: list[TargetFit] = []
+    for own, targets in by_precision.items():
+        if precision in (None, own):
+            memory = peak_memory(profiled, own, lifetimes=lifetimes)
+            predicted = predictions(profiled, [target for _, target in targets], own, threads)
+            for prediction, (name, target) in zip(predicted, targets, strict=True):
+                # What a microcontroller needs is not the peak of the tensors; `eo.mcu_memory` tells for a file.
+                sizes = _ram_sizes(prediction, target)
+                is_fitting = memory.total_bytes <= sizes[0] if sizes else None
+                named_one = replace(prediction, target=name)
+                fits.append(TargetFit(named_one, is_fitting, memory.total_bytes, sizes, None, ()))
+    kept = [fit for fit in fits if _keeps(fit, limits)]
+    kept.sort(key=lambda fit: (fit.fits is False, fit.prediction.seconds is None, fit.prediction.seconds or 0.0))
+    shapes, wanted = profiled.trace.modules[0].input_shapes, precision or "fp32"
+    return TargetComparison(
+        profiled.name, shapes, wanted, peak_memory(profiled, wanted, lifetimes=lifetimes), tuple(kept)
+    )
 
 
 def _ram_sizes(prediction: Prediction, target: ResolvedTarget) -> tuple[int, ...]:

@@ -39,6 +39,9 @@ _UNITS: Mapping[Kind, Mapping[str, float]] = {
     "energy": {"j": 1.0, "mj": 1e-3, "kj": 1e3},
 }
 
+# Memory of microcontrollers is said in KiB.
+_BINARY = {"kib": 2**10, "mib": units.MIB}
+
 
 @dataclass(frozen=True, slots=True)
 class Metric(Generic[S]):
@@ -80,7 +83,8 @@ def _family(
     **flags: bool,
 ) -> Iterator[Metric[S]]:
     """Yield the metric in each unit of its kind: latency_s, latency_ms, latency_us."""
-    for unit, scale in _UNITS.get(kind, {"": 1.0}).items():
+    more = _BINARY if kind == "bytes" and name.startswith("target_") else {}
+    for unit, scale in {**_UNITS.get(kind, {"": 1.0}), **more}.items():
         # `bytes_moved` has its unit in front.
         full = name if not unit or (name.startswith("bytes") and unit == "bytes") else f"{name}_{unit}"
         yield Metric(full, name, kind, unit, scale, read, interval, **flags)

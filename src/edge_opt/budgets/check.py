@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -25,21 +26,42 @@ from edge_opt.records.profiles import (
     ModelProfile,
     Outcome,
 )
-from edge_opt.records.sweeps import TrialMetrics, Violation
+from edge_opt.records.sweeps import TrialMetrics, Undecided, Violation
 
 if TYPE_CHECKING:
     from edge_opt.boards.targets import Target
 
 
 def violations(metrics: TrialMetrics, budgets: Iterable[Budget]) -> tuple[Violation, ...]:
-    """Return the budgets that do not hold; one whose figure is not known does not hold, and its value is None."""
+    """Return the budgets that do not hold; one whose figure is not known does not hold, and its value is None.
+
+    A figure of a target breaks a budget if its whole interval does.
+    """
+    return judged(metrics, budgets)[0]
+
+
+def judged(metrics: TrialMetrics, budgets: Iterable[Budget]) -> tuple[tuple[Violation, ...], tuple[Undecided, ...]]:
+    """Return the budgets that do not hold, and those that the interval of a figure of the target leaves open."""
     figures = trial_metrics(metrics.metric)
-    values = ((budget, figures[budget.metric].value(metrics)) for budget in budgets)
-    return tuple(
-        Violation(budget.text, budget.metric, value, budget.limit)
-        for budget, value in values
-        if value is None or not budget.holds(value)
-    )
+    broken: list[Violation] = []
+    undecided: list[Undecided] = []
+    for budget in budgets:
+        metric = figures[budget.metric]
+        value = metric.value(metrics)
+        ends = {None if value is None else budget.holds(value)}
+        if value is not None and metric.family == "target_latency":
+            from edge_opt.boards.ratios import probability_below
+
+            interval = (metrics.target_low_s, metrics.target_high_s)
+            low, high = (None if end is None else end / metric.scale for end in interval)
+            ends = {budget.holds(low or 0.0), budget.holds(math.inf if high is None else high)}
+            if len(ends) == 2:
+                below = probability_below(budget.limit, value, low, high)
+                chance = below if below is None or budget.is_ceiling else 1 - below
+                undecided.append(Undecided(budget.text, budget.metric, value, budget.limit, chance))
+        if True not in ends:
+            broken.append(Violation(budget.text, budget.metric, value, budget.limit))
+    return tuple(broken), tuple(undecided)
 
 
 _MAX_CONTRIBUTORS = 5

@@ -12,7 +12,7 @@ try:
     import typer
     from typer import Option
 
-    from edge_opt.cli.device_commands import board, calibrate, devices, doctor, measure_on
+    from edge_opt.cli.device_commands import board, calibrate, devices, doctor, measure_on, targets
     from edge_opt.cli.explain_commands import explain, reconcile
     from edge_opt.cli.mcp_command import mcp
     from edge_opt.cli.profile_commands import llm, profile, train_cost
@@ -76,6 +76,7 @@ _COMMANDS = (
     (check, "Check budgets; the exit code says whether they hold."),
     (convert, "Write a model for a runtime and precision, and verify it."),
     (prune, "Remove channels and heads, and verify the result."),
+    (targets, "Rank all known platforms for a model."),
     (devices, "List devices, every figure with its source."),
     (board, "Fit a board of your own to a few measured times."),
     (calibrate, "Measure this machine, to predict any model on it."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
@@ -94,6 +95,10 @@ def run(
         None, "--set KEY=VALUE", "Set one key: epochs=3, model.conv1_channels=8; repeatable."
     ),
     seeds: list[int] | None = option(None, "N…", "One run per seed, then means with intervals."),
+    target: list[str] | None = option(
+        None, "-t, --target NAME", "Device that decides, such as raspberry-pi-4; repeatable. Default: the key target."
+    ),
+    no_host_timing: bool = option(False, "--no-host-timing", "Time nothing on this machine; needs a target."),
     measure_on: MeasureOn = None,
     workers: Workers = 0,
     scheduler: Scheduler = None,
@@ -116,7 +121,9 @@ def run(
     from edge_opt.run.seeds import run_seeds
     from edge_opt.search.sweep_progress import progress
 
-    loaded = read_config(config, settings or [])
+    chosen = [f"target={json.dumps(_one_or_all(target))}"] if target else []
+    chosen += ["host_timing=false"] if no_host_timing else []
+    loaded = read_config(config, [*(settings or []), *chosen])
     root = output or Path(loaded.output_dir)
 
     def run_into(config: RunConfig, folder: Path) -> RunResult:
@@ -152,7 +159,7 @@ def _print_conclusion(result: SweepResult, folder: Path) -> None:
 
 
 def _check_accepted(results: Iterable[SweepResult]) -> None:
-    if not all(result.accepted for result in results):
+    if not all(result.best is not None for result in results):
         raise not_satisfied("nothing satisfies the constraints; loosen one, or widen the space")
 
 
@@ -167,6 +174,13 @@ def sweep(
     ),
     prune: str | None = option(None, "A,B", "Shares of channels to remove. Default: auto, found by search."),
     precision: str = option("fp32,int8", "A,B", "fp32, fp16, bf16, int8."),
+    target: list[str] | None = option(
+        None, "-t, --target NAME", "Device that decides, such as raspberry-pi-4; repeatable. Default: this machine."
+    ),
+    timed: list[str] | None = option(
+        None, "--timed VARIANT=MS", "Time of a variant measured on the target; corrects the others; repeatable."
+    ),
+    no_host_timing: bool = option(False, "--no-host-timing", "Time nothing on this machine; needs --target."),
     runtime: str | None = option(None, "A,B", f"{', '.join(runtime_names())}, auto (default)."),
     metric: str | None = option(None, "NAME", "Quality metric: mae, miou, file.py:f, ... Default: accuracy."),
     metric_direction: str | None = option(None, "WAY", "higher or lower is better; for a metric of an unknown name."),
@@ -187,6 +201,8 @@ def sweep(
 
     \b
     edge-opt sweep net.py:trained --data net.py:loaders --prune 0,0.5 --budget "latency_ms <= 20"
+    edge-opt sweep net.py:trained --data net.py:loaders -t raspberry-pi-4 --no-host-timing \\
+        --budget "target_latency_ms <= 20" --budget "target_ram_kib <= 512"
 
     Exit code 0: a candidate is accepted; 1: no candidate keeps the budgets; 2: wrong use.
     """
@@ -201,6 +217,9 @@ def sweep(
         "runtimes": runtime if runtime in (None, "auto") else _words(runtime),
         "budgets": budget or None,
         "metric": metric,
+        "target": _one_or_all(target),
+        "target_times": _typed(timed or []) or None,
+        "host_timing": False if no_host_timing else None,
         "metric_direction": metric_direction,
         "loss": loss,
         "fair": fair or None,
@@ -208,24 +227,31 @@ def sweep(
     chosen = {key: value for key, value in chosen.items() if value is not None}
     with redirect_stdout(sys.stderr), progress("json" if wants_json() else "auto") as listener:
         result = run_sweep(
-            model,
-            data,
-            output=output,
-            inputs=_shape(inputs or []),
-            workers=workers,
-            scheduler=scheduler,
-            insecure=insecure,
-            measure_on=measure_on,
-            retry_failed=retry_failed,
-            fresh=fresh,
-            on_event=listener,
+            model, data, output=output, inputs=_shape(inputs or []), workers=workers, scheduler=scheduler,
+            insecure=insecure, measure_on=measure_on, retry_failed=retry_failed, fresh=fresh, on_event=listener,
             **chosen | read_settings(settings or ()),
-        )
+        )  # fmt: skip
     if wants_json():
         typer.echo(sweep_document(result), nl=False)
     else:
         _print_conclusion(result, output)
     _check_accepted([result])
+
+
+def _one_or_all(names: list[str] | None) -> str | list[str] | None:
+    return names[0] if names and len(names) == 1 else names or None
+
+
+def _typed(texts: list[str]) -> dict[str, float]:
+    """Return times in ms by variant, from texts such as `prune 0 int8 onnxruntime=3.2`."""
+    times = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            times[name.strip()] = float(value)
+        except ValueError as error:
+            raise InvalidInput(f"--timed is {text!r}; write VARIANT=MS, such as 4f0c2b1a9d8e7f60=3.2") from error
+    return times
 
 
 def _shape(inputs: list[str]) -> tuple[int, ...] | None:

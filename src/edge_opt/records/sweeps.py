@@ -1,4 +1,4 @@
-"""Records of a sweep: candidates, their status and figures, the columns of these figures, and the Pareto front.
+"""Records of a sweep: candidates, their status and figures, and the columns of these figures.
 
 CSV files, constraints, charts, the table of the page and docs/columns.md read the declarations of the columns.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from edge_opt import units
 from edge_opt.records.devices import Precision
@@ -73,6 +72,35 @@ class Candidate(Record):
 
 
 @record
+class SpeedupRatio(Record):
+    """A speedup with its interval: from interleaved measurements, or predicted for a target."""
+
+    ratio: float = field("Time of the reference over time of this variant; above 1 is faster.")
+    low: float = field("Lower end of its interval: 95 % where it was measured, 90 % where it was predicted.")
+    high: float = field("Upper end of that interval.")
+
+
+TargetKind = Literal["predicted", "measured"]
+
+
+@record
+class TargetFigures(Record):
+    """What a variant takes on the target of a sweep; None where a figure is not known."""
+
+    target: str = field("Name of the target.")
+    platform: str = field("What the latency rests on: a platform, a calibration, a roofline or a measurement.")
+    kind: TargetKind = field("Whether the latency was predicted, or measured there.")
+    seconds: float | None = field("Seconds per call of the deployed batch.")
+    low: float | None = field("Lower end of the 90 % interval.")
+    high: float | None = field("Upper end of that interval.")
+    ram_bytes: int | None = field("Estimated peak memory of one call.")
+    flash_bytes: int | None = field("Bytes of the file.")
+    energy_j: float | None = field("Joules per call; None where the power is not known.")
+    speedup: SpeedupRatio | None = field("Over the baseline there; None: not known.", default=None)
+    remarks: tuple[str, ...] = field("What a reader should know.", default=())
+
+
+@record
 class TrialMetrics(Shown):
     """The measurements of one candidate; None where a value is not known. Accuracies are between 0 and 1.
 
@@ -84,14 +112,14 @@ class TrialMetrics(Shown):
     accuracy_low: float = field("Lower end of its 95 % interval.")
     accuracy_high: float = field("Upper end of its 95 % interval.")
     accuracy_drop: float = field("Accuracy of the eager baseline minus the candidate's.")
-    latency_s: float = field("Median seconds per batch, measured.")
-    latency_low_s: float = field("Lower end of its 95 % interval.")
-    latency_high_s: float = field("Upper end of its 95 % interval.")
-    latency_std_s: float = field("Standard deviation of the samples, in seconds.")
-    latency_p95_s: float = field("95 in 100 batches take no longer, in seconds.")
-    cpu_latency_s: float = field("Median seconds of CPU time per batch, all threads together.")
+    latency_s: float | None = field("Median seconds per batch, measured; None: not timed here.")
+    latency_low_s: float | None = field("Lower end of its 95 % interval.")
+    latency_high_s: float | None = field("Upper end of its 95 % interval.")
+    latency_std_s: float | None = field("Standard deviation of the samples, in seconds.")
+    latency_p95_s: float | None = field("95 in 100 batches take no longer, in seconds.")
+    cpu_latency_s: float | None = field("Median seconds of CPU time per batch, all threads together.")
     batch_size: int = field("Samples in one batch.")
-    throughput: float = field("Samples per second at the median latency.")
+    throughput: float | None = field("Samples per second at the median latency.")
     model_bytes: int = field("Bytes of weights and buffers in memory.")
     size_bytes: int = field("Bytes of the file.")
     peak_memory_bytes: int = field("Estimated peak of weights, buffers, inputs and activations.")
@@ -123,6 +151,7 @@ class TrialMetrics(Shown):
     metric: str = field('What is scored: "accuracy", or the metric that was set.', default="accuracy")
     metric_direction: MetricDirection = field("Whether a higher or a lower score is better.", default="higher")
     machine: str = field('Where it was timed, if that was a board; "" is the machine of the sweep.', default="")
+    target: TargetFigures | None = field("What it takes on the target of the sweep; None: no target.", default=None)
 
     @property
     def comparable_score(self) -> float:
@@ -146,23 +175,78 @@ class TrialMetrics(Shown):
 
     @property
     def ranked_latency_s(self) -> float:
-        """The time by which candidates are ranked: that of the batch that is deployed, where it is known."""
-        return self.latency_s if self.deploy_latency_s is None else self.deploy_latency_s
+        """The time by which candidates are ranked: on the target, else of the deployed batch; infinite: not known."""
+        seconds = self._ranked[0]
+        return math.inf if seconds is None else seconds
 
     @property
     def ranked_low_s(self) -> float | None:
-        """Lower end of the 95 % interval of that time."""
-        return self.latency_low_s if self.deploy_latency_s is None else self.deploy_latency_low_s
+        """Lower end of the interval of that time: 90 % on a target, 95 % where it was measured here."""
+        return self._ranked[1]
 
     @property
     def ranked_high_s(self) -> float | None:
         """Upper end of that interval."""
-        return self.latency_high_s if self.deploy_latency_s is None else self.deploy_latency_high_s
+        return self._ranked[2]
+
+    @property
+    def _ranked(self) -> tuple[float | None, float | None, float | None]:
+        if self.target is not None:
+            return self.target.seconds, self.target.low, self.target.high
+        if self.deploy_latency_s is None:
+            return self.latency_s, self.latency_low_s, self.latency_high_s
+        return self.deploy_latency_s, self.deploy_latency_low_s, self.deploy_latency_high_s
 
     @property
     def ranked_batch(self) -> int:
         """Samples of the batch whose time that is."""
-        return self.batch_size if self.deploy_latency_s is None else self.deploy_batch or 1
+        is_deployed = self.target is not None or self.deploy_latency_s is not None
+        return self.deploy_batch or 1 if is_deployed else self.batch_size
+
+    @property
+    def target_name(self) -> str | None:
+        """The target of the sweep."""
+        return None if self.target is None else self.target.target
+
+    @property
+    def target_latency_s(self) -> float | None:
+        """Seconds per call of the deployed batch on the target; `target_latency_kind` says predicted or measured."""
+        return None if self.target is None else self.target.seconds
+
+    @property
+    def target_low_s(self) -> float | None:
+        """Lower end of its 90 % interval."""
+        return None if self.target is None else self.target.low
+
+    @property
+    def target_high_s(self) -> float | None:
+        """Upper end of its 90 % interval."""
+        return None if self.target is None else self.target.high
+
+    @property
+    def target_kind(self) -> str | None:
+        """Whether the latency on the target was predicted or measured there."""
+        return None if self.target is None else self.target.kind
+
+    @property
+    def target_platform(self) -> str | None:
+        """What the prediction rests on: a platform with its runtime and threads, a calibration, or a roofline."""
+        return None if self.target is None else self.target.platform
+
+    @property
+    def target_ram_bytes(self) -> int | None:
+        """Estimated peak memory of one call on the target: weights, inputs and activations, without the runtime."""
+        return None if self.target is None else self.target.ram_bytes
+
+    @property
+    def target_flash_bytes(self) -> int | None:
+        """Bytes that the file takes on the target."""
+        return None if self.target is None else self.target.flash_bytes
+
+    @property
+    def target_energy_j(self) -> float | None:
+        """Joules per call on the target: its power at work times the latency, where the power is known."""
+        return None if self.target is None else self.target.energy_j
 
 
 @record
@@ -186,6 +270,21 @@ class Violation(Record):
 
 
 @record
+class Undecided(Record):
+    """A constraint that a predicted figure may hold or not: its limit lies inside the figure's interval."""
+
+    constraint: str = field("The constraint as it was written.")
+    metric: str = field("Name of the figure with its unit.")
+    value: float = field("The predicted figure in that unit.")
+    limit: float = field("The limit in that unit.")
+    probability: float | None = field("Probability that it holds; None: an end of the interval is not known.")
+
+    def __str__(self) -> str:
+        likely = "" if self.probability is None else f", holds with {100 * self.probability:.0f} %"
+        return f"{self.constraint}, predicted {self.value:.4g}{likely}"
+
+
+@record
 class Trial(Shown):
     """The result of one candidate: its metrics, or why it has none."""
 
@@ -197,27 +296,32 @@ class Trial(Shown):
     violations: tuple[Violation, ...] = field("Constraints that do not hold.")
     seconds: float = field("How long building and measuring took.")
     attempts: int = field("How often it was tried.", default=1)
+    undecided: tuple[Undecided, ...] = field("Constraints that a prediction leaves open.", default=())
 
     @property
     def is_accepted(self) -> bool:
         """It ran, and every constraint holds."""
-        return self.status == "done" and not self.violations
+        return self.status == "done" and not self.violations and not self.undecided
+
+    @property
+    def is_undecided(self) -> bool:
+        """It ran, no constraint fails, and some are open."""
+        return self.status == "done" and not self.violations and bool(self.undecided)
+
+    @property
+    def probability(self) -> float | None:
+        """The probability that all open constraints hold, taken as independent; None where it is not known."""
+        chances = [item.probability for item in self.undecided]
+        return None if None in chances else math.prod(chance for chance in chances if chance is not None)
 
     @property
     def verdict(self) -> str:
         """One word and the reason: `accepted`, `rejected (size_mb <= 1, measured 1.2)`, `failed (timed out: ...)`."""
         if self.status == "failed":
             return f"failed ({self.failure}: {self.reason.replace('edge_opt.errors.', '')})"
-        return f"rejected ({'; '.join(map(str, self.violations))})" if self.violations else "accepted"
-
-
-@record
-class SpeedupRatio(Record):
-    """A speedup with its interval, from interleaved measurements in the least-disturbed rounds."""
-
-    ratio: float = field("Time of the reference over time of this variant; above 1 is faster.")
-    low: float = field("Lower end of its 95 % interval.")
-    high: float = field("Upper end of its 95 % interval.")
+        if self.violations:
+            return f"rejected ({'; '.join(map(str, self.violations))})"
+        return f"undecided ({'; '.join(map(str, self.undecided))})" if self.undecided else "accepted"
 
 
 @record
@@ -264,8 +368,19 @@ class Speedup(Record):
     precision: SpeedupRatio | None = field("Further speedup of its precision.")
     pruning: SpeedupRatio | None = field("Further speedup of pruning.")
     batch_size: int = field("Samples in one call.")
-    clock: Literal["wall", "cpu"] = field("Whose seconds are compared, as in `Finals`.")
+    clock: Literal["wall", "cpu", "predicted"] = field("Whose seconds are compared, as in `Finals`, or predicted.")
     is_disturbed: bool = field("As in `Finals`.")
+
+
+@record
+class TargetWinner(Record):
+    """The candidate to ship to one of several targets."""
+
+    target: str = field("Name of the target.")
+    candidate: Candidate | None = field("The candidate; None where none keeps the budgets there.")
+    figures: TargetFigures | None = field("What it takes there.")
+    status: str = field('"accepted", "undecided" with the probability that it keeps the budgets, or "none".')
+    recommendation: str = field("Why that one, in a sentence.")
 
 
 @record
@@ -281,6 +396,7 @@ class SweepResult(Shown):
     recommendation: str = field("Why that one, in a sentence.")
     finals: Finals | None = field("The final comparison that chose the winner; None: there was none.", default=None)
     speedup: Speedup | None = field("Speedup of the winner over the baseline; None: not compared.", default=None)
+    winners: tuple[TargetWinner, ...] = field("The winner of each target, where there are several.", default=())
 
     def _brief(self) -> str:
         best = next((f"best {it.candidate.title}" for it in self.trials if it.candidate.key == self.best), "no winner")
@@ -305,6 +421,17 @@ class SweepResult(Shown):
     @property
     def rejected(self) -> tuple[Trial, ...]:
         return tuple(trial for trial in self.trials if trial.status == "done" and trial.violations)
+
+    @property
+    def undecided(self) -> tuple[Trial, ...]:
+        """Candidates that may keep the budgets: the most likely first."""
+        open_ones = [trial for trial in self.trials if trial.is_undecided]
+        return tuple(sorted(open_ones, key=lambda trial: -(trial.probability or 0.0)))
+
+    @property
+    def target(self) -> str | None:
+        """The target that decides; None where the times of this machine do."""
+        return next((trial.metrics.target_name for trial in (self.baseline, *self.trials) if trial.metrics), None)
 
     @property
     def slower(self) -> tuple[Trial, ...]:
@@ -357,7 +484,7 @@ class SweepStatus(Shown):
 
 ColumnKind = Literal["text", "number", "count", "share", "rate", "bytes", "time", "energy"]
 _DESCRIPTIONS = {item.name: item.metadata["description"] for item in fields(TrialMetrics)}
-_UNITS = {"_ms": "ms", "_mb": "MiB", "_j": "J", "_sps": "samples/s"}
+_UNITS = {"_ms": "ms", "_mb": "MiB", "_kib": "KiB", "_j": "J", "_sps": "samples/s"}
 
 
 @record
@@ -403,7 +530,9 @@ class TrialColumn(Record):
             return "; ".join(value)
         if value is None or self.kind not in ("time", "bytes"):
             return value
-        return value * 1e3 if self.kind == "time" else units.megabytes(value)
+        if self.kind == "time":
+            return value * 1e3
+        return value / 1024 if self.name.endswith("_kib") else units.megabytes(value)
 
 
 # Names, units and order are those of the published pipeline's files; what it did not have stands behind. Some figures
@@ -449,6 +578,17 @@ TRIAL_COLUMNS = (
     TrialColumn("energy_proxy_j", "energy_proxy_j", "energy"),
     TrialColumn("energy_proxy_note", "energy_proxy_note", "text"),
     TrialColumn("energy_source", "energy_source", "text", "Energy source"),
+    TrialColumn("target", "target_name", "text"),
+    TrialColumn("target_latency_ms", "target_latency_s", "time", "Latency on the target", "target_latency", "lower",
+                "target_latency_low_ms", "target_latency_high_ms"),
+    TrialColumn("target_latency_low_ms", "target_low_s", "time"),
+    TrialColumn("target_latency_high_ms", "target_high_s", "time"),
+    TrialColumn("target_latency_kind", "target_kind", "text", "Kind of that latency"),
+    TrialColumn("target_platform", "target_platform", "text", "Rests on"),
+    TrialColumn("target_ram_kib", "target_ram_bytes", "bytes", "RAM on the target (estimated)", "target_ram", "lower"),
+    TrialColumn("target_flash_kib", "target_flash_bytes", "bytes", "Flash on the target", "target_flash", "lower"),
+    TrialColumn("target_energy_j", "target_energy_j", "energy", "Energy on the target (estimated)", "target_energy",
+                "lower"),
     TrialColumn("macs", "macs", "count", "MACs", "macs", "lower"),
     TrialColumn("params", "params", "count", "Parameters", "params", "lower"),
     TrialColumn("macs_ratio", "macs_ratio", "share", "", "macs_ratio"),
@@ -460,46 +600,3 @@ TRIAL_COLUMNS = (
 )
 # fmt: on
 BY_NAME = {column.name: column for column in TRIAL_COLUMNS}
-
-
-class ObjectiveInterval(NamedTuple):
-    """A figure with the interval it lies in; the less, the better."""
-
-    low: float
-    value: float
-    high: float
-
-
-Point = tuple[ObjectiveInterval, ...]
-
-
-def dominates(one: Point, other: Point) -> bool:
-    """Return whether `one` is no worse in value and both ends on every objective, and on some wholly better.
-
-    On some objective even the worse end of `one` is better than the better end of `other`. For exact figures this is
-    the ordinary dominance. Equal points do not dominate each other, and nothing dominates or is dominated by NaN.
-
-    >>> fast, slow = (ObjectiveInterval(1.0, 1.0, 1.0),), (ObjectiveInterval(2.0, 2.0, 2.0),)
-    >>> dominates(fast, slow), dominates(slow, fast), dominates(fast, fast)
-    (True, False, False)
-    >>> dominates((ObjectiveInterval(0.9, 1.0, 1.1),), (ObjectiveInterval(1.0, 1.2, 1.4),))  # not significantly
-    False
-    """
-    pairs = list(zip(one, other, strict=True))
-    return all(x <= y for a, b in pairs for x, y in zip(a, b, strict=True)) and any(a.high < b.low for a, b in pairs)
-
-
-def frontier(points: Sequence[Point]) -> tuple[int, ...]:
-    """Return the indices of the points that no other dominates, in their order; a point with NaN is never among them.
-
-    >>> exact = lambda *values: tuple(ObjectiveInterval(v, v, v) for v in values)
-    >>> frontier([exact(1, 3), exact(2, 2), exact(3, 3), exact(2, 2), exact(math.nan, 0)])
-    (0, 1, 3)
-    """
-    known = [index for index, point in enumerate(points) if not any(math.isnan(x) for span in point for x in span)]
-    kept: list[int] = []
-    # A dominating point comes earlier in this order, and dominance is transitive: comparing with kept points suffices.
-    for index in sorted(known, key=lambda index: [span.value for span in points[index]]):
-        if not any(dominates(points[other], points[index]) for other in kept):
-            kept.append(index)
-    return tuple(sorted(kept))

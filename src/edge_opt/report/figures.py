@@ -16,8 +16,9 @@ from edge_opt.boards.roofline import PRECISIONS, roofline
 from edge_opt.errors import InvalidInput, UnknownDevice, UnreadableProfile
 from edge_opt.records.compression import LayerSensitivity, Sensitivity
 from edge_opt.records.devices import DeviceSpec, Roofline
+from edge_opt.records.pareto import ObjectiveInterval, frontier
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.records.sweeps import SHARES, TRIAL_COLUMNS, ObjectiveInterval, SweepResult, TrialColumn, frontier
+from edge_opt.records.sweeps import SHARES, TRIAL_COLUMNS, SweepResult, TrialColumn
 from edge_opt.report.sweep_files import frontier_keys, sweep_rows
 from edge_opt.report.table import ProfileRow, leaf_rows
 
@@ -183,6 +184,8 @@ def column_title(column: TrialColumn, result: SweepResult) -> str:
         return title
     if column.name == "deploy_latency_ms":
         return f"{title}, batch {metrics.deploy_batch or 1}"
+    if column.name in ("latency_ms", "latency_p95_ms", "throughput_sps") and metrics.batch_size != metrics.deploy_batch:
+        return f"{title}, batch {metrics.batch_size}, timed alone: not comparable"
     return f"{title}, batch {metrics.batch_size}" if column.name in _OF_THE_BATCH else title
 
 
@@ -213,7 +216,12 @@ def axes_data(sweep: SweepResult, rows: Sequence[Mapping[str, Any]]) -> list[dic
     ]
 
 
-_RECORDED = {"deploy_latency_ms": "latency", "latency_ms": "latency", "energy_j": "energy"}
+_RECORDED = {
+    "target_latency_ms": "latency",
+    "deploy_latency_ms": "latency",
+    "latency_ms": "latency",
+    "energy_j": "energy",
+}
 
 
 def frontiers(result: SweepResult) -> dict[str, list[int]]:
@@ -225,7 +233,7 @@ def frontiers(result: SweepResult) -> dict[str, list[int]]:
     rows = sweep_rows(result)
     accepted = {row["key"]: index for index, row in enumerate(rows) if row["accepted"]}
     is_deployed = any("deploy" in name for name, _ in result.frontiers)
-    ranked = "deploy_latency_ms" if is_deployed else "latency_ms"
+    ranked = "target_latency_ms" if result.target else "deploy_latency_ms" if is_deployed else "latency_ms"
     kept = {}
     for first, second in combinations(axes_of(result), 2):
         # A row without a known value has no position on the axis.

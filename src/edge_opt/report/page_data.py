@@ -154,10 +154,16 @@ def _winner(sweep: SweepResult) -> Iterable[Card]:
     yield _score(best)
     if sweep.speedup is not None:
         whole, note = sweep.speedup.whole, f"vs baseline, batch {sweep.speedup.batch_size}"
-        ratio = Card(_WINNER, "Speedup", whole.ratio, "factor", "measured", note)
+        source: Provenance = "predicted" if sweep.speedup.clock == "predicted" else "measured"
+        ratio = Card(_WINNER, "Speedup", whole.ratio, "factor", source, note)
         yield replace(ratio, low=whole.low, high=whole.high, is_disturbed=sweep.speedup.is_disturbed)
-    latency = Card(_WINNER, "Latency", best.ranked_latency_s, "time", "measured", f"batch {best.ranked_batch}")
-    yield replace(latency, low=best.ranked_low_s, high=best.ranked_high_s, is_disturbed=best.is_disturbed)
+    kind: Provenance = "predicted" if best.target_kind == "predicted" else "measured"
+    label, where = "Latency", f"batch {best.ranked_batch}"
+    if best.target is not None:
+        label, where = f"Latency on {best.target.target}", f"{where}; 90 % interval; {best.target.platform}"
+    if math.isfinite(best.ranked_latency_s):
+        latency = Card(_WINNER, label, best.ranked_latency_s, "time", kind, where)
+        yield replace(latency, low=best.ranked_low_s, high=best.ranked_high_s, is_disturbed=best.is_disturbed)
     before = sweep.baseline.metrics
     smaller = "" if before is None else f"baseline {units.size(before.size_bytes)}"
     yield Card(_WINNER, "Size", best.size_bytes, "bytes", "measured", smaller)
@@ -315,6 +321,7 @@ _LAST = (
     ("speedup", "Speedup", "number"), ("energy_sample_j", "Energy per sample", "energy"),
     ("pruning", "Pruning ratio", "share"), ("disturbed", "Disturbed", "flag"),
     ("disturbed_times", "Disturbed times", "text"), ("violations", "Violated constraints", "text"),
+    ("undecided", "Undecided constraints", "text"), ("probability", "Probability that they hold", "share"),
     ("key", "Key", "text"),
 )  # fmt: skip
 # Files have milliseconds and MiB; the page scales both to the unit that suits each value.
@@ -325,6 +332,8 @@ _IN_FRONT = (
     "state",
     "test_accuracy",
     "accuracy",
+    "target_latency_ms",
+    "target_latency_kind",
     "deploy_latency_ms",
     "speedup",
     "size_mb",
@@ -342,7 +351,10 @@ def _candidate_columns(sweep: SweepResult) -> list[dict[str, str]]:
         elif column.name == "accuracy_drop":
             header, kind = f"{header} (points)", "points"
         if header:
-            unit = f" ({column.unit})" if column.kind == "rate" else ""
+            is_kib = column.unit == "KiB"
+            kind, unit = (
+                ("number", " (KiB)") if is_kib else (kind, f" ({column.unit})" if column.kind == "rate" else "")
+            )
             figures.append((column.name, header + unit, kind))
     every = {it[0]: it for it in (*_FIRST, *figures, *_LAST)}
     ordered = {name: every[name] for name in _IN_FRONT if name in every} | every

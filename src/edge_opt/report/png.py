@@ -96,13 +96,16 @@ _SWEEP = {
     "accuracy_vs_memory.png": "peak_memory_mb",
 }
 
+_ON_TARGET = {"latency_ms": "target_latency_ms", "energy_j": "target_energy_j", "peak_memory_mb": "target_ram_kib"}
+
 
 def write_sweep_plots(result: SweepResult, folder: str | os.PathLike[str]) -> list[Path]:
     """Plot accuracy vs latency, energy and memory, and return the paths.
 
     If nothing ran, the pictures say so.
     """
-    named = {name.replace("accuracy", result.metric): column for name, column in _SWEEP.items()}
+    there = {} if result.target is None else _ON_TARGET
+    named = {name.replace("accuracy", result.metric): there.get(column, column) for name, column in _SWEEP.items()}
     charts = {name: _cloud(result, BY_NAME[column]) for name, column in named.items()}
     try:
         return [write_whole(Path(folder) / name, content) for name, content in charts.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from edge_opt import units
 from edge_opt._support.json import dumps_rows, read_document, to_plain
 from edge_opt.errors import UnreadableSweep
-from edge_opt.records.sweeps import TRIAL_COLUMNS, Speedup, SpeedupRatio, SweepResult, Trial, TrialMetrics, score_text
+from edge_opt.records.sweeps import (
+    TRIAL_COLUMNS,
+    Speedup,
+    SpeedupRatio,
+    SweepResult,
+    TargetWinner,
+    Trial,
+    TrialMetrics,
+    score_text,
+)
 from edge_opt.report.save import csv_text, read_record
 from edge_opt.report.sheets import Cell, Note, Sheet, Table, column, sheet, text_column
 
@@ -57,9 +67,10 @@ def _fault_of(result: SweepResult) -> str | None:
     for trial in (result.baseline, *result.trials):
         if (trial.status == "done") != (trial.metrics is not None) or (trial.status == "failed") != bool(trial.failure):
             return f"{trial.candidate.label} is {trial.status!r} and has {'no ' * (trial.metrics is None)}figures"
-        if trial.metrics is not None and not (
-            trial.metrics.latency_low_s <= trial.metrics.latency_s <= trial.metrics.latency_high_s
-        ):
+        metrics = trial.metrics
+        times = () if metrics is None else (metrics.latency_low_s, metrics.latency_s, metrics.latency_high_s)
+        ends = [time for time in times if time is not None]
+        if ends != sorted(ends):
             return f"the latency of {trial.candidate.label} is outside its own interval"
     return None
 
@@ -116,6 +127,12 @@ def _row(result: SweepResult, trial: Trial, budgets: WeightBudgets) -> dict[str,
     candidate, metrics = trial.candidate, trial.metrics
     finalists = () if result.finals is None else result.finals.finalists
     faster = next((item.speedup for item in finalists if item.candidate.key == candidate.key), None)
+    timing = None if metrics is None or metrics.deploy_latency_s is None else "in turns" if faster else "alone"
+    # Batches are timed one variant after the other; only those of the finals are comparable.
+    is_finals_batch = metrics is not None and metrics.batch_size == metrics.deploy_batch
+    alone = None if metrics is None or metrics.latency_s is None else "alone"
+    if metrics is not None and metrics.target is not None:
+        faster = metrics.target.speedup
     return {
         "key": candidate.key,
         "pruning": candidate.pruning,
@@ -124,7 +141,8 @@ def _row(result: SweepResult, trial: Trial, budgets: WeightBudgets) -> dict[str,
         "precision": candidate.precision,
         "runtime": candidate.runtime,
         **{column.name: None if metrics is None else column.value(metrics) for column in TRIAL_COLUMNS},
-        "deploy_timing": None if metrics is None else "alone" if faster is None else "in turns",
+        "deploy_timing": timing,
+        "latency_timing": timing if is_finals_batch else alone,
         "speedup": None if faster is None else faster.ratio,
         "speedup_ci95_low": None if faster is None else faster.low,
         "speedup_ci95_high": None if faster is None else faster.high,
@@ -134,6 +152,8 @@ def _row(result: SweepResult, trial: Trial, budgets: WeightBudgets) -> dict[str,
         "active_budget_mb": budgets.active_mb,
         "accepted": trial.is_accepted,
         "violations": "; ".join(violation.constraint for violation in trial.violations),
+        "undecided": "; ".join(item.constraint for item in trial.undecided),
+        "probability": trial.probability if trial.undecided else None,
         "on_latency_frontier": candidate.key in frontier_keys(result, "latency"),
         "on_energy_frontier": candidate.key in frontier_keys(result, "energy"),
         "is_best": candidate.key == result.best,
@@ -173,7 +193,7 @@ def sweep_csv(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) -> str:
 
 
 _SHOWN = 12
-_ORDER = ("winner", "accepted", "rejected", "failed", "baseline")
+_ORDER = ("winner", "accepted", "undecided", "rejected", "failed", "baseline")
 _MARKS = {"winner": "→"}
 
 
@@ -208,7 +228,8 @@ def _score_cell(metrics: TrialMetrics | None) -> str:
 def _trial_table(result: SweepResult, rows: Sequence[tuple[Trial, str]]) -> Table:
     """Return one row per candidate: score, latency, speedup, size, and its status with the reason."""
     known = [trial.metrics for trial, _ in rows]
-    timings = [None if result.finals is None else result.finals.of(trial.candidate) for trial, _ in rows]
+    speedups = [_speedup_of(result, trial) for trial, _ in rows]
+    level = "95 % CI" if result.target is None else "90 % interval"
     status = (word if word in ("winner", "baseline") and it.metrics else it.verdict for it, word in rows)
     columns = (
         text_column(
@@ -216,15 +237,42 @@ def _trial_table(result: SweepResult, rows: Sequence[tuple[Trial, str]]) -> Tabl
         ),
         column("Accuracy" if result.metric == "accuracy" else result.metric, map(_score_cell, known)),
         column(
-            "Latency", (units.DASH if it is None else per_call(it) + " disturbed" * it.is_disturbed for it in known)
+            "Latency" if result.target is None else f"On {result.target}",
+            (units.DASH if it is None else per_call(it) + " disturbed" * it.is_disturbed for it in known),
         ),
-        column("Speedup (95 % CI)", (units.DASH if it is None else factor_text(it.speedup) for it in timings), 1),
+        *_target_columns(result, known),
+        column(f"Speedup ({level})", (units.DASH if it is None else factor_text(it) for it in speedups), 1),
         column("Size", (units.DASH if it is None else units.size(it.size_bytes) for it in known), 2),
         text_column("Status", status, min_width=10),
     )
     # The winner is green where the terminal has colors.
     styles = ["green" if word == "winner" else "" for _, word in rows]
     return tuple(replace(it, cells=tuple(map(_styled, it.cells, styles))) for it in columns)
+
+
+def _speedup_of(result: SweepResult, trial: Trial) -> SpeedupRatio | None:
+    """Return the speedup over the baseline: predicted for the target, else as the finals measured it."""
+    if trial.metrics is not None and trial.metrics.target is not None:
+        return trial.metrics.target.speedup
+    timing = None if result.finals is None else result.finals.of(trial.candidate)
+    return None if timing is None else timing.speedup
+
+
+def _target_columns(result: SweepResult, known: Sequence[TrialMetrics | None]) -> Table:
+    """Return the interval, kind and RAM of each candidate on the target; nothing where this machine decides."""
+    if result.target is None:
+        return ()
+    figures = [None if it is None else it.target for it in known]
+    ends = (
+        f"{units.duration(it.low)}{units.DASH}{units.duration(it.high)}" if it and it.low and it.high else units.DASH
+        for it in figures
+    )
+    rams = (units.DASH if it is None or it.ram_bytes is None else units.size(it.ram_bytes) for it in figures)
+    return (
+        column("90 % interval", ends, 2),
+        column("Kind", (units.DASH if it is None else it.kind for it in figures), 1),
+        column("RAM", rams, 3),
+    )
 
 
 def _styled(cell: Cell, style: str) -> Cell:
@@ -241,6 +289,8 @@ def answer(result: SweepResult, file: str | Path | None = None) -> str:
     if metrics is None:
         return ship
     speed = per_call(metrics) if result.speedup is None else speedup_text(result.speedup)
+    if metrics.target is not None:
+        speed = f"{target_text(metrics)}{'' if result.speedup is None else f', {speedup_text(result.speedup)}'}"
     value, metric = score_text(metrics.accuracy, metrics.metric), metrics.metric
     scored = f"validation {metric} {value}"
     if metrics.test_accuracy is not None:
@@ -262,14 +312,49 @@ def conclusion(result: SweepResult, file: str | Path | None = None, report: Path
     ship, _, figures = answer(result, file).replace("`", "").partition(" ")
     parts = "" if result.speedup is None else breakdown(result.speedup)
     notes: list[Note] = [(ship, figures), ("Why", result.recommendation if result.best else "")]
+    notes += [("Undecided", text) for text in _undecided_lines(result)]
     if result.speedup is not None:
         notes.append(("Breakdown" if parts else "Speedup", f"{parts}{'; ' * bool(parts)}{conditions(result.speedup)}"))
     notes += [("Constraints", ", ".join(result.constraints)), ("Report", "" if report is None else str(report))]
     return Sheet(
         f"{result.name}: {len(result.trials)} candidates, {counts}{more}",
-        (_trial_table(result, rows[:_SHOWN]),),
+        (_trial_table(result, rows[:_SHOWN]), *([_winner_table(result.winners)] if result.winners else [])),
         tuple(note for note in notes if note[1]),
     )
+
+
+def _winner_table(winners: Sequence[TargetWinner]) -> Table:
+    """Return one row per target: what to ship there, its latency with the interval, RAM and status."""
+    figures = [it.figures for it in winners]
+    times = (units.DASH if it is None or it.seconds is None else units.duration(it.seconds) for it in figures)
+    ends = (
+        f"{units.duration(it.low)}{units.DASH}{units.duration(it.high)}" if it and it.low and it.high else units.DASH
+        for it in figures
+    )
+    rams = (units.DASH if it is None or it.ram_bytes is None else units.size(it.ram_bytes) for it in figures)
+    return (
+        text_column("Target", (it.target for it in winners), min_width=None),
+        text_column("Ship", ("none" if it.candidate is None else it.candidate.title for it in winners), min_width=12),
+        column("Latency", times),
+        column("90 % interval", ends, 2),
+        column("Kind", (units.DASH if it is None else it.kind for it in figures), 1),
+        column("RAM", rams, 3),
+        text_column("Status", (it.status for it in winners), min_width=10),
+    )
+
+
+def _undecided_lines(result: SweepResult) -> list[str]:
+    """Return the candidates that may keep the budgets, beside the winner, and which one to time on the board."""
+    others = [trial for trial in result.undecided if trial.candidate.key != result.best]
+    if not others:
+        return []
+    listed = (
+        f"{trial.candidate.title} ({'unknown' if trial.probability is None else f'{100 * trial.probability:.0f} %'})"
+        for trial in others[:3]
+    )
+    first = result.undecided[0].candidate.key
+    decide = f"time {first} on {result.target}: --measure-on USER@HOST, or --timed {first}=MS"
+    return [f"may keep the budgets: {', '.join(listed)}; to decide, {decide}"]
 
 
 @sheet(SweepResult, brief=conclusion)
@@ -318,7 +403,8 @@ def speedup_text(speedup: Speedup) -> str:
     """Return the speedup over the baseline: `5.1× faster (95 % CI 4.9–5.3)`; below 1, as a share of its speed."""
     whole = speedup.whole
     word = "faster" if whole.ratio >= 1 else "the speed of the baseline"
-    return f"{times(whole.ratio)}{units.TIMES} {word} (95 % CI {times(whole.low)}{units.DASH}{times(whole.high)})"
+    level = "90 % interval" if speedup.clock == "predicted" else "95 % CI"
+    return f"{times(whole.ratio)}{units.TIMES} {word} ({level} {times(whole.low)}{units.DASH}{times(whole.high)})"
 
 
 def breakdown(speedup: Speedup) -> str:
@@ -329,14 +415,30 @@ def breakdown(speedup: Speedup) -> str:
 
 def conditions(speedup: Speedup) -> str:
     """Return how it was timed, and whether that was disturbed."""
+    if speedup.clock == "predicted":
+        return f"predicted for the target, batch {speedup.batch_size}; the baseline is the unpruned fp32 model there"
     rounds = "" if speedup.is_disturbed else ", least-disturbed rounds"
     clock = "" if speedup.clock == "wall" else ", CPU time"
     mark = "; DISTURBED by other programs or noise, also on retry" if speedup.is_disturbed else ""
     return f"interleaved measurements{rounds}, batch {speedup.batch_size}{clock}{mark}"
 
 
+def target_text(metrics: TrialMetrics) -> str:
+    """Return the latency on the target with its interval and kind: `12 ms on a-board (90 % interval …, predicted)`."""
+    figures = metrics.target
+    if figures is None or figures.seconds is None:
+        return f"latency on {metrics.target_name} not known"
+    ends = ""
+    if figures.low is not None and figures.high is not None:
+        ends = f"90 % interval {units.duration(figures.low)} to {units.duration(figures.high)}, "
+    batch = "" if metrics.ranked_batch == 1 else f", batch {metrics.ranked_batch}"
+    return f"{units.duration(figures.seconds)} on {figures.target} ({ends}{figures.kind}{batch})"
+
+
 def per_call(metrics: TrialMetrics) -> str:
     """Return the time by which candidates are ranked: `310 µs (batch 1)`."""
+    if not math.isfinite(metrics.ranked_latency_s):
+        return "not known"
     return units.per_call(metrics.ranked_latency_s, metrics.ranked_batch)
 
 

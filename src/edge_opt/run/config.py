@@ -210,12 +210,19 @@ class RunConfig(BaseModel):
     power_watts: Positive = setting(2.0, "timing", sweep=True)
     """Power of the device in watts. Without a meter, energy is this times latency, a proxy."""
 
-    target: Text | None = setting(None, "report", group="Deployment")
-    """Device of `edge-opt devices` to predict times for."""
-    target_runtime: Text | None = setting(None, "report")
+    target: Text | Annotated[list[Text], Field(min_length=1)] | None = setting(
+        None, "report", sweep=True, group="Deployment"
+    )
+    """Device of `edge-opt devices` that decides: variants are judged and ranked by what they take there. Of several,
+    each has a winner, and the first one's is exported. null: this machine decides."""
+    target_runtime: Text | None = setting(None, "report", sweep=True)
     """Runtime on the target, such as ncnn; null: the one with the most accurate data."""
-    target_threads: Count | None = setting(None, "report")
+    target_threads: Count | None = setting(None, "report", sweep=True)
     """Threads of the runtime on the target; null: those with the most accurate data."""
+    target_times: dict[str, Positive] = setting({}, "report", sweep=True)
+    """Times of variants in ms that you measured on the target, by key or label; they correct the other predictions."""
+    host_timing: bool = setting(True, "timing", sweep=True)
+    """Also time variants on this machine. With a target, false leaves this out and saves most of the time."""
     cpu_frequency_scale: Annotated[Positive, Field(ge=0.001, le=1000)] = setting(1.0, "report")
     """Clock of the simulated device over the clock of this machine."""
     stream_interval_ms: Positive = setting(10.0, "report")
@@ -282,6 +289,12 @@ class RunConfig(BaseModel):
         chosen = {name for name, field in RunConfig.model_fields.items() if declared(field, "scope") in scopes}
         values = self.model_dump(include=chosen)
         return values | ({"model": self.model_reference} if "model" in chosen else {})
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets; the first one decides."""
+        named = [self.target] if isinstance(self.target, str) else self.target or []
+        return tuple(named)
 
     @property
     def task(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from edge_opt.data import Splits
 from edge_opt.errors import first_line
 from edge_opt.measuring.machine import read_environment
 from edge_opt.quantization.onnx_files import with_data
-from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
+from edge_opt.records.sweeps import SweepResult, TargetFigures, Trial, TrialMetrics
 from edge_opt.report.sheets import sheet_markdown
-from edge_opt.report.sweep_files import conclusion, per_call, speedup_data
+from edge_opt.report.sweep_files import conclusion, per_call, speedup_data, target_text
 from edge_opt.run.handover import (
     class_names,
     input_specification,
@@ -279,8 +279,6 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob, handed_ove
     test = "" if metrics.test_accuracy is None else f"; {metrics.test_accuracy:.4f} on the test part"
     threads = job.config.used_threads
     machine_text = f"{metrics.machine or machine.cpu}, {threads} thread{'s' * (threads > 1)}, {trial.candidate.runtime}"
-    low, high = metrics.ranked_low_s, metrics.ranked_high_s
-    between = "" if low is None or high is None else f" ({units.duration(low)} to {units.duration(high)}, 95 %)"
     mark = "; **disturbed** by other programs or noise" if metrics.is_disturbed else ""
     lines = [
         f"# {without_folders(result.name)}: {trial.candidate.title}",
@@ -299,7 +297,12 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob, handed_ove
         f"{metrics.accuracy_high:.4f}, 95 %){test} |",
         f"| drop vs baseline | {_drop(metrics)} |",
         *([f"| loss of training | {handed_over['loss']} |"] if handed_over.get("loss") else []),
-        f"| latency | {per_call(metrics)}{between}, measured on {machine_text}{mark} |",
+        *_on_target(metrics),
+        *(
+            []
+            if metrics.latency_s is None
+            else [f"| latency | {_latency(metrics)}, measured on {machine_text}{mark} |"]
+        ),
         f"| file | {units.size(metrics.size_bytes)}, {metrics.effective_precision} on {trial.candidate.runtime} |",
         f"| memory, measured | {_memory(metrics)} |",
         f"| peak memory, estimated | {units.size(metrics.peak_memory_bytes)} for a batch of {metrics.batch_size}: "
@@ -333,6 +336,46 @@ def _preprocessing_text(steps: Mapping[str, Any] | None) -> str:
     if steps is None:
         return "not provided by the dataset: inputs as in samples.npz"
     return "; ".join(f"{name} {', '.join(map(str, value))}" for name, value in steps.items())
+
+
+def _latency(metrics: TrialMetrics) -> str:
+    """Return the latency of the deployed batch on this machine, with its interval."""
+    here = replace(metrics, target=None)
+    low, high = here.ranked_low_s, here.ranked_high_s
+    between = "" if low is None or high is None else f" ({units.duration(low)} to {units.duration(high)}, 95 %)"
+    return f"{per_call(here)}{between}"
+
+
+def _on_target(metrics: TrialMetrics) -> list[str]:
+    """Return the lines of the target: latency, memory, energy, and how to run the file there."""
+    figures = metrics.target
+    if figures is None:
+        return []
+    ram = "not known" if figures.ram_bytes is None else f"{units.size(figures.ram_bytes)}, estimated from shapes"
+    energy = "not known" if figures.energy_j is None else f"{units.energy(figures.energy_j)} per call, estimated"
+    return [
+        f"| latency on {figures.target} | {target_text(metrics)}; rests on {figures.platform} |",
+        f"| RAM on {figures.target} | {ram}, without the runtime itself |",
+        f"| energy on {figures.target} | {energy} |",
+        f"| run it there | {how_to_run(figures)} |",
+    ]
+
+
+_THERE = {
+    "ncnn": "convert `model.onnx` with pnnx; for int8 let ncnn2table and ncnn2int8 quantize it with `samples.npz`",
+    "xnnpack": "give `model.tflite` to LiteRT; its XNNPACK delegate is on by default",
+    "tflite": "give `model.tflite` to LiteRT",
+    "tflm": "compile `model.tflite` into TensorFlow Lite Micro as a byte array",
+    "st-edge-ai": "`stedgeai generate --model model.onnx` writes the C code",
+    "torch-compile": "load `model.pt2` with torch.export and call torch.compile",
+}
+_ANYWHERE = "load `model.onnx` with ONNX Runtime; on a Jetson, `trtexec --onnx=model.onnx` builds it for TensorRT"
+
+
+def how_to_run(figures: TargetFigures) -> str:
+    """Return how the exported file runs on the target, by the runtime that the latency rests on."""
+    parts = figures.platform.split("/")
+    return next((text for name, text in _THERE.items() if any(part.startswith(name) for part in parts)), _ANYWHERE)
 
 
 def _task(metrics: TrialMetrics) -> str:

@@ -67,6 +67,7 @@ from edge_opt.training_steps.step_report import training_step
 WEIGHTS = "model.safetensors"
 PRUNED = "pruned"
 INPUTS = "inputs.safetensors"
+PROFILE = "profile.json"
 # A quiet machine is waited for this many times as long as a measurement takes at least.
 QUIET_WITHIN = 5.0
 # Metrics that are known when a candidate is built.
@@ -187,6 +188,9 @@ class PipelineJob:
             shutil.copytree(variant.folder, folder / PRUNED)
         call = self.source.call(splits, variant.model)
         save_call(folder / INPUTS, call)
+        # Predictions for a target are of the deployed batch; they are made from this file, for any target.
+        deployed = profile(variant.model, example_inputs(sized_call(call, self.config.deploy_batch)))
+        deployed.save(folder / PROFILE)
         return self._facts(candidate, variant, built, score, example_inputs(call), remarks)
 
     def _converted(
@@ -322,13 +326,14 @@ class PipelineJob:
         built: Mapping[str, Any],
         batch_size: int,
         times: Mapping[int, Latency],
-        memory_bytes: int | None,
-        energy: tuple[float | None, str],
+        memory_bytes: int | None = None,
+        energy: tuple[float | None, str] = (None, "not measured"),
     ) -> TrialMetrics:
-        """Return the metrics of a candidate, from its build and from its latency at each batch size."""
+        """Return the metrics of a candidate, from its build and its latency at each batch size that was timed."""
         assert self.baseline is not None
         deploy_batch, baseline = self.config.deploy_batch, self.baseline
-        batch, deployed = times[batch_size], times[deploy_batch]
+        batch, deployed = times.get(batch_size), times.get(deploy_batch)
+        noted = (remark for latency in (batch, deployed) if latency is not None for remark in latency.remarks)
         sizes = {"latency_ms": batch_size, "deploy_latency_ms": deploy_batch, "single_latency_ms": 1}
         score = ScoreSummary(**built["score"])
         drop = baseline.score.paired_drop(score)
@@ -343,14 +348,14 @@ class PipelineJob:
             metric=score.metric,
             metric_direction=score.direction,
             replicates=tuple(score.replicates),
-            latency_s=batch.median_s,
-            latency_low_s=batch.median_interval_s.low,
-            latency_high_s=batch.median_interval_s.high,
-            latency_std_s=batch.std_s,
-            latency_p95_s=batch.p95_s,
-            cpu_latency_s=batch.cpu_median_s,
+            latency_s=None if batch is None else batch.median_s,
+            latency_low_s=None if batch is None else batch.median_interval_s.low,
+            latency_high_s=None if batch is None else batch.median_interval_s.high,
+            latency_std_s=None if batch is None else batch.std_s,
+            latency_p95_s=None if batch is None else batch.p95_s,
+            cpu_latency_s=None if batch is None else batch.cpu_median_s,
             batch_size=batch_size,
-            throughput=batch.throughput,
+            throughput=None if batch is None else batch.throughput,
             measured_memory_bytes=memory_bytes,
             energy_j=energy[0],
             energy_source=energy[1],
@@ -358,15 +363,15 @@ class PipelineJob:
             params_ratio=built["params"] / max(baseline.params, 1),
             float_layers=tuple(built["float_layers"]),
             **known,
-            single_latency_s=times[1].median_s,
+            single_latency_s=times[1].median_s if 1 in times else None,
             deploy_batch=deploy_batch,
-            deploy_latency_s=deployed.median_s,
-            deploy_latency_low_s=deployed.median_interval_s.low,
-            deploy_latency_high_s=deployed.median_interval_s.high,
-            is_disturbed=is_disturbed(deployed),
-            disturbed_times=tuple(name for name, size in sizes.items() if is_disturbed(times[size])),
+            deploy_latency_s=None if deployed is None else deployed.median_s,
+            deploy_latency_low_s=None if deployed is None else deployed.median_interval_s.low,
+            deploy_latency_high_s=None if deployed is None else deployed.median_interval_s.high,
+            is_disturbed=deployed is not None and is_disturbed(deployed),
+            disturbed_times=tuple(name for name, size in sizes.items() if size in times and is_disturbed(times[size])),
             answers=score.answers,
-            remarks=(*built["remarks"], *dict.fromkeys((*batch.remarks, *deployed.remarks))),
+            remarks=(*built["remarks"], *dict.fromkeys(noted)),
         )
 
     def _timed(self, runner: Runner, inputs: Sequence[torch.Tensor]) -> Latency:

@@ -50,6 +50,15 @@ from edge_opt.run.job import WEIGHTS, Baseline, PipelineJob, preload, run_phase
 from edge_opt.run.model_and_data import ModelAndData, ScoreSummary, weights_from
 from edge_opt.run.run_summary import check_target
 from edge_opt.run.screening import choose_space
+from edge_opt.run.target_sweep import (
+    TargetFiguring,
+    TimeOnTarget,
+    config_for_target,
+    targets_by_precision,
+    typed_times,
+    untimed,
+    winners,
+)
 from edge_opt.run.time_finalists import BOARD_RUNTIMES, REPORT_S, FinalistTimer, finals_seconds, measure_on_board
 from edge_opt.runtimes.registry import check_installed
 from edge_opt.search.isolation import Phase, keep_fork_servers, limit_user_code
@@ -104,9 +113,10 @@ def run(
         command: The command line, for the record.
         options: How candidates are built: `workers`, `scheduler`, `insecure` and `retry_failed` of `SweepOptions`.
     """
-    config, board = _with_board(_as_config(config), measure_on)
-    root = Path(config.output_dir if output is None else output)
+    config = _as_config(config)
     check_target(config)
+    config, board = _with_board(config_for_target(config), measure_on)
+    root = Path(config.output_dir if output is None else output)
     search = _search_options(config, **options)
     source = ModelAndData.from_config(config)
     splits, untrained = _loaded(source)
@@ -116,7 +126,10 @@ def run(
         loss = _check_trainable(source, splits, untrained)
     sources = sources_of(config, splits, untrained, config.model_reference, trains_baseline=True)
     sources |= same_twice(untrained, source)
-    state = _Run(splits, root, config.subset(*RESULT_SCOPES), sources, search, board, on_event, loss)
+    state = _Run(
+        splits, root, config.subset(*RESULT_SCOPES), sources, search, board, on_event, loss,
+        has_target=bool(config.targets),
+    )  # fmt: skip
     with state.opened(fresh) as store:
         store.save_metadata("stage", "training")
         trained, score = state.train(source.holding(untrained))
@@ -163,7 +176,9 @@ def sweep(
         on_event: Called with every event of the sweep.
         settings: Keys of a configuration, each of them below.
     """
-    config, board = _with_board(sweep_settings(settings), measure_on)
+    config = sweep_settings(settings)
+    check_target(config)
+    config, board = _with_board(config_for_target(config), measure_on)
     search = _search_options(config, workers=workers, scheduler=scheduler, insecure=insecure, retry_failed=retry_failed)
     reference = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
     source = ModelAndData.from_arguments(reference or resolve_call(model)[0], loaders, inputs, config)
@@ -187,7 +202,10 @@ def sweep(
     keys = {key: value for key, value in config.subset(*RESULT_SCOPES).items() if key in SWEEP_KEYS}
     depends_on = {"model": name, "batch_size": shape[0], **keys}
     sources = sources_of(config, splits, original, reference)
-    state = _Run(splits, Path(output), depends_on, sources, search, board, on_event, loss, draws=False)
+    state = _Run(
+        splits, Path(output), depends_on, sources, search, board, on_event, loss, draws=False,
+        has_target=bool(config.targets),
+    )  # fmt: skip
     with state.opened(fresh) as store:
         on_event(StepStarted(f"scoring {name} on validation data"))
         score = state.evaluate(source)
@@ -208,6 +226,7 @@ class _Run:
     on_event: Listener = field("Called with every event.")
     loss: LossChoice | None = field("What variants are trained with; None where nothing is trained.")
     draws: bool = field("Whether plots are drawn as PNG, too; the page has them in any case.", default=True)
+    has_target: bool = field("Whether a target decides.", default=False)
 
     @property
     def cache(self) -> Path:
@@ -217,7 +236,8 @@ class _Run:
     @contextmanager
     def opened(self, fresh: bool) -> Iterator[Store]:
         """Hold the folder from training to the last file, and open its store."""
-        timed_on = {} if self.board is None else {"measured_on": self.board.host}
+        # Where a target decides, builds are the same with and without its board.
+        timed_on = {} if self.board is None or self.has_target else {"measured_on": self.board.host}
         with folder_lock(self.root), keep_fork_servers():
             store = Store.open(
                 self.root,
@@ -309,13 +329,26 @@ class _Run:
         options = replace(
             self.options, name=name, metric=job.baseline.score.metric, preload=preload(job.source), after_s=after_s
         )
-        # On a board the baseline is the same model in the runtime there.
-        eager = EAGER if board is None else replace(EAGER, runtime=config.used_runtimes[0])
-        return Sweep(job, space, store, self.root, options, self.on_event).run(
-            None if eager in space else eager,
-            compare=FinalistTimer(job, self.root, self.on_event, board),
-            measurer=None if board is None else partial(measure_on_board, board, job),
+        # On a board or a target the baseline is the same model in the runtime there.
+        eager = EAGER if board is None and not config.targets else replace(EAGER, runtime=config.used_runtimes[0])
+        timer = FinalistTimer(job, self.root, self.on_event, board)
+        swept = Sweep(job, space, store, self.root, options, self.on_event)
+        first = None if eager in space else eager
+        if not config.targets:
+            measurer = None if board is None else partial(measure_on_board, board, job)
+            return swept.run(first, compare=timer, measurer=measurer)
+        figurings = [TargetFiguring(config, self.root.absolute(), it, eager) for it in targets_by_precision(config)]
+        candidates = (eager, *options.candidates(space))
+        figurings[0].learn(candidates, typed_times(config, candidates))
+        is_timed_here = config.host_timing and board is None
+        result = swept.run(
+            first,
+            compare=TimeOnTarget(figurings[0], timer),
+            measurer=None if is_timed_here else partial(untimed, job),
+            figures=figurings[0],
         )
+        there = winners(result, figurings, options.budgets) if len(figurings) > 1 else ()
+        return replace(result, speedup=figurings[0].whole_speedup(result), winners=there)
 
     def _check_unchanged(self, source: ModelAndData, model: nn.Module) -> None:
         """Refuse a table in which some rows may be of another model: a file was edited while the sweep ran."""
@@ -402,7 +435,8 @@ def _with_board(config: RunConfig, measure_on: str | None) -> tuple[RunConfig, B
     if refused:
         raise InvalidInput(f"{refused[0]} cannot be measured on a board; choose from {', '.join(BOARD_RUNTIMES)}")
     board.check()
-    levels = [*GRID] if config.pruning_levels == "auto" else config.pruning_levels
+    is_searched = config.pruning_levels == "auto" and not config.targets
+    levels = [*GRID] if is_searched else config.pruning_levels
     return config.model_copy(update={"pruning_levels": levels}), board
 
 

@@ -14,15 +14,16 @@ import pandas as pd
 
 from edge_opt import __version__
 from edge_opt._support.extras import installed
+from edge_opt._support.json import to_plain
 from edge_opt.boards.estimate import predictions
-from edge_opt.boards.targets import resolve_target
+from edge_opt.boards.targets import ResolvedTarget, resolve_targets
 from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
 from edge_opt.data import Splits
 from edge_opt.errors import InvalidInput
 from edge_opt.hardware import summarize_hardware
 from edge_opt.measuring.machine import copy_bandwidth, read_environment
 from edge_opt.metrics import Metrics
-from edge_opt.records.devices import SCRATCH_IS_APART
+from edge_opt.records.devices import SCRATCH_IS_APART, Precision
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
 from edge_opt.report.sweep_files import WeightBudgets, speedup_data, sweep_rows
@@ -87,6 +88,7 @@ def build_summary(
             "best": None if best is None else _simulated(best, config),
         },
         "target": _on_target(profile),
+        "winners": [to_plain(winner) for winner in result.winners],
         "notes": [
             f"{result.metric} is on validation, by which the winner is chosen; test_{result.metric} is on the test "
             "part",
@@ -104,7 +106,7 @@ def build_summary(
 def hardware_summary(layerwise: pd.DataFrame, config: RunConfig, result: SweepResult) -> dict[str, Any]:
     """Return how the baseline uses the machine that timed it; the roofline is that of the configured device."""
     metrics = result.baseline.metrics
-    if metrics is None:
+    if metrics is None or metrics.latency_s is None:
         return {}
     with torch_threads(config.used_threads), measurement_lock():
         # The memory bandwidth of this machine says nothing about a board.
@@ -152,7 +154,7 @@ def _memory_budget(result: SweepResult, budget_mb: float) -> dict[str, Any]:
 
 def _simulated(trial: Trial, config: RunConfig) -> dict[str, Any] | None:
     metrics = trial.metrics
-    if metrics is None or metrics.single_latency_s is None:
+    if metrics is None or metrics.single_latency_s is None or metrics.latency_s is None:
         return None
     return simulate_deployment(
         metrics.latency_s,
@@ -234,19 +236,44 @@ def _comparison(result: SweepResult) -> dict[str, Any] | None:
 def check_target(config: RunConfig) -> None:
     """Refuse a target that is not known, or cannot be asked what is asked of it, before anything is trained."""
     asked = {"target_runtime": config.target_runtime, "target_threads": config.target_threads}
-    if config.target is not None:
-        resolve_target(config.target, runtime=config.target_runtime, threads=config.target_threads)
-    elif any(asked.values()):
+    errors = [error for precision in config.precisions if (error := _refusal(config, precision))]
+    if len(errors) == len(config.precisions):
+        raise errors[0]
+    if not config.targets and any(asked.values()):
         name = next(name for name, value in asked.items() if value is not None)
         raise InvalidInput(f"{name} is {asked[name]!r}, and there is no target; set target, or leave {name} out")
+    if not config.targets and not config.host_timing:
+        raise InvalidInput("host_timing is false, and there is no target; set target, such as raspberry-pi-4")
+
+
+def resolve_targets_of(config: RunConfig, precision: Precision = "fp32") -> tuple[ResolvedTarget, ...]:
+    """Return the targets of a configuration as they answer in a precision; none where it names none."""
+    if not config.targets:
+        return ()
+    if config.target_runtime is not None and _refusal(config, precision):
+        # No time with this runtime is known in the precision; another runtime's would answer another question.
+        return tuple(replace(target, platform=None) for target in resolve_targets(list(config.targets), precision))
+    return _resolved(config, precision)
+
+
+def _resolved(config: RunConfig, precision: Precision) -> tuple[ResolvedTarget, ...]:
+    on_target: dict[str, Any] = {"runtime": config.target_runtime, "threads": config.target_threads}
+    return resolve_targets(list(config.targets), precision, **on_target) if config.targets else ()
+
+
+def _refusal(config: RunConfig, precision: Precision) -> InvalidInput | None:
+    """Return why the targets cannot be asked for a precision; None if they can."""
+    try:
+        _resolved(config, precision)
+    except InvalidInput as error:
+        return error
+    return None
 
 
 def with_target(profile: ModelProfile, config: RunConfig) -> ModelProfile:
-    """Return the profile with its prediction for the target of a run, as `eo.profile(target=)` predicts it."""
-    if config.target is None:
-        return profile
-    target = resolve_target(config.target, runtime=config.target_runtime, threads=config.target_threads)
-    return replace(profile, predictions=tuple(predictions(profile, [target], "fp32", config.target_threads)))
+    """Return the profile with its predictions for the targets of a run, as `eo.profile(target=)` predicts them."""
+    targets = resolve_targets_of(config)
+    return replace(profile, predictions=predictions(profile, targets, "fp32", config.target_threads))
 
 
 def _on_target(profile: ModelProfile) -> dict[str, Any] | None:
@@ -305,7 +332,7 @@ def _published_study(config: RunConfig, result: SweepResult) -> dict[str, Any]:
         "accepted_rows": len(result.accepted),
         "rejected_rows": len(result.trials) - len(result.accepted),
         f"best_{result.metric}_accepted": best and best.accuracy,
-        "lowest_latency_ms_accepted": min((metrics.latency_s * 1e3 for metrics in accepted), default=None),
+        "lowest_latency_ms_accepted": min((it.latency_s * 1e3 for it in accepted if it.latency_s), default=None),
     }
 
 

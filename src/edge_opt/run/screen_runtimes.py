@@ -28,6 +28,7 @@ from edge_opt.records.conversions import Exported
 from edge_opt.records.sweeps import Candidate
 from edge_opt.run.job import PipelineJob, run_phase
 from edge_opt.run.model_and_data import torch_threads
+from edge_opt.run.target_sweep import times_on_target
 from edge_opt.runtimes.agreement import sized
 from edge_opt.runtimes.export import export_quickly
 from edge_opt.runtimes.model_call import model_call
@@ -178,7 +179,12 @@ def quick_pairs(pairs: Sequence[Pair]) -> list[Pair]:
 def model_times(
     job: PipelineJob, splits: Splits, models: Mapping[Name, nn.Module], pairs: Sequence[Pair]
 ) -> dict[tuple[Name, Pair], float]:
-    """Return seconds of each in the call that is deployed, interleaved; one that is not converted is left out."""
+    """Return seconds of each in the call that is deployed, interleaved; one that is not converted is left out.
+
+    Where a target decides, they are those that are predicted for it.
+    """
+    if job.config.targets:
+        return times_on_target(job, splits, models, pairs)
     with ExitStack() as stack:
         runners: dict[str, tuple[tuple[Name, Pair], Runner]] = {}
         for name, model in models.items():

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edge_opt.budgets import trial_metrics
 from edge_opt.measuring.statistics import paired_ratio
+from edge_opt.records.pareto import ObjectiveInterval, frontier
 from edge_opt.records.sweeps import (
     FASTER_THAN_UNPRUNED,
     SHARES,
@@ -20,17 +21,17 @@ from edge_opt.records.sweeps import (
     Candidate,
     Finalist,
     Finals,
-    ObjectiveInterval,
     Speedup,
     SpeedupRatio,
     Trial,
     TrialMetrics,
     Violation,
-    frontier,
 )
 from edge_opt.tasks.paired_scores import PairedDifference, paired_difference
 
 ALL_OBJECTIVES = ("accuracy", "deploy_latency_ms", "latency_ms", "energy_j", "peak_memory_mb", "size_mb")
+# What replaces them where a target decides.
+TARGET_OBJECTIVES = ("accuracy", "target_latency_ms", "target_energy_j", "target_ram_kib", "size_mb")
 _MORE_IS_BETTER = {column.metric for column in TRIAL_COLUMNS if column.better == "higher"}
 
 
@@ -69,7 +70,8 @@ def frontiers(trials: Sequence[Trial], *, use_ci: bool = False) -> tuple[tuple[s
     """
     ran = [trial.metrics for trial in trials if trial.metrics is not None]
     score = _metric(trials)
-    names = [score if name == "accuracy" else name for name in ALL_OBJECTIVES]
+    is_there = any(metrics.target is not None for metrics in ran)
+    names = [score if name == "accuracy" else name for name in (TARGET_OBJECTIVES if is_there else ALL_OBJECTIVES)]
     known = [name for name in names if any(span(metrics, name) is not None for metrics in ran)]
     if "deploy_latency_ms" in known:
         known.remove("latency_ms")
@@ -81,8 +83,14 @@ def frontiers(trials: Sequence[Trial], *, use_ci: bool = False) -> tuple[tuple[s
 def ranked_frontier(trials: Sequence[Trial]) -> tuple[str, ...]:
     """Return the keys on the frontier of the score and the time by which candidates are ranked."""
     ran = [trial.metrics for trial in trials if trial.metrics is not None]
-    is_deployed = any(metrics.deploy_latency_s is not None for metrics in ran)
-    return trial_frontier(trials, (_metric(trials), "deploy_latency_ms" if is_deployed else "latency_ms"))
+    return trial_frontier(trials, (_metric(trials), _ranked_name(ran)))
+
+
+def _ranked_name(ran: Sequence[TrialMetrics]) -> str:
+    """Return the column of the time by which candidates are ranked."""
+    if any(metrics.target is not None for metrics in ran):
+        return "target_latency_ms"
+    return "deploy_latency_ms" if any(metrics.deploy_latency_s is not None for metrics in ran) else "latency_ms"
 
 
 def _metric(trials: Sequence[Trial]) -> str:
@@ -104,6 +112,9 @@ def recommend(trials: Sequence[Trial], finals: Finals | None = None) -> tuple[st
     accepted = [(trial, metrics) for trial, metrics in ran if trial.is_accepted]
     if accepted:
         return _best(accepted, finals)
+    undecided = [(trial, metrics) for trial, metrics in ran if trial.is_undecided]
+    if undecided:
+        return _likeliest(undecided)
     if not trials:
         return None, "no candidate was tried"
     if not ran:
@@ -142,6 +153,16 @@ def _best(accepted: Sequence[Ran], finals: Finals | None) -> tuple[str, str]:
     clear = f" without a significant {metrics.metric} loss" if len(near) < len(accepted) else ""
     gap = f"its {metrics.metric} is the best" if chosen is top else _gap(metrics, best)
     return chosen.candidate.key, f"{winner} is the {what} of {len(near)} accepted candidates{clear}; {gap}"
+
+
+def _likeliest(undecided: Sequence[Ran]) -> tuple[str, str]:
+    """Return the candidate that most likely keeps the budgets, of equally likely ones the fastest."""
+    trial, metrics = min(undecided, key=lambda pair: (-(pair[0].probability or 0.0), pair[1].ranked_latency_s))
+    chance = "" if trial.probability is None else f" with a probability of {100 * trial.probability:.0f} %"
+    decide = f"time it on {metrics.target_name} to decide: --measure-on USER@HOST, or --timed {trial.candidate.key}=MS"
+    return trial.candidate.key, (
+        f"no candidate surely keeps the budgets; {trial.candidate.title} keeps them{chance}; {decide}"
+    )
 
 
 def _cheapest(near: Sequence[Ran], finals: Finals | None) -> Ran:
@@ -258,8 +279,7 @@ def reject_slower_than_unpruned(trials: Sequence[Trial], finals: Finals | None =
         timed = {each: _ranked_interval(metrics) for each, metrics in ran if not metrics.is_disturbed}
     else:
         timed = {item.candidate: (item.seconds,) * 3 for item in finals.finalists}
-    is_deployed = finals is not None or any(metrics.deploy_latency_s is not None for _, metrics in ran)
-    name = "deploy_latency_ms" if is_deployed else "latency_ms"
+    name = "deploy_latency_ms" if finals is not None else _ranked_name([metrics for _, metrics in ran])
     tried = [trial.candidate for trial in trials if trial.candidate in timed]
 
     def judged(trial: Trial) -> Trial:
@@ -275,11 +295,13 @@ def reject_slower_than_unpruned(trials: Sequence[Trial], finals: Finals | None =
 
 
 def _ranked_interval(metrics: TrialMetrics) -> tuple[float, float, float]:
-    """Return the time by which candidates are ranked, and its interval: the time itself where that is not known."""
-    seconds = metrics.deploy_latency_s
-    if seconds is None:
-        return metrics.latency_s, metrics.latency_low_s, metrics.latency_high_s
-    low, high = metrics.deploy_latency_low_s, metrics.deploy_latency_high_s
+    """Return the time by which candidates are ranked, and its interval: the time itself where that is not known.
+
+    The intervals of two predictions share their errors, so that the predicted times themselves are compared.
+    """
+    seconds, low, high = metrics.ranked_latency_s, metrics.ranked_low_s, metrics.ranked_high_s
+    if metrics.target is not None:
+        return seconds, seconds, seconds
     return seconds, seconds if low is None else low, seconds if high is None else high
 
 
@@ -338,7 +360,7 @@ def retimed(trial: Trial, finals: Finals) -> Trial:
 
 
 def _same_batch(metrics: TrialMetrics, timing: Finalist) -> TrialMetrics:
-    is_proxy = metrics.energy_j is not None and metrics.energy_source.startswith("proxy")
+    is_proxy = metrics.energy_source.startswith("proxy")
     return replace(
         metrics,
         latency_s=timing.seconds,
@@ -347,5 +369,7 @@ def _same_batch(metrics: TrialMetrics, timing: Finalist) -> TrialMetrics:
         latency_std_s=timing.std_s,
         latency_p95_s=timing.p95_s,
         throughput=metrics.batch_size / timing.seconds,
-        energy_j=(metrics.energy_j or 0.0) * timing.seconds / metrics.latency_s if is_proxy else metrics.energy_j,
+        energy_j=metrics.energy_j * timing.seconds / metrics.latency_s
+        if is_proxy and metrics.energy_j is not None and metrics.latency_s
+        else metrics.energy_j,
     )

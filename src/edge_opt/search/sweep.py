@@ -13,7 +13,7 @@ from typing import Any
 from edge_opt._support.deprecation import current_keywords, former_names
 from edge_opt._support.files import sync_folder
 from edge_opt._support.json import from_plain
-from edge_opt.budgets import parse_budgets, trial_metrics, violations
+from edge_opt.budgets import judged, parse_budgets, trial_metrics
 from edge_opt.errors import InvalidInput, SweepInterrupted
 from edge_opt.records.fields import field, record
 from edge_opt.records.profiles import Budget
@@ -39,6 +39,8 @@ LARGEST_GRID = 10_000
 
 # Times the best candidates once more, interleaved; None where there is nothing to compare.
 Comparer = Callable[[SweepResult, Isolation, Store], Finals | None]
+# Returns a trial with what it takes on the target of the sweep.
+Figures = Callable[[Trial], Trial]
 # Measures a candidate in its folder, given what its build returned; the outcome's value is `TrialMetrics` as JSON.
 Measurer = Callable[[Candidate, Path, Mapping[str, Any]], Outcome]
 
@@ -134,6 +136,7 @@ class Sweep:
         self._candidates = options.candidates(space)
         limits = Limits(options.memory_limit_bytes, options.time_limit_s)
         self._spec = JobSpec(pickle_job(job), limits, options.retries, (type(job).__module__, *options.preload))
+        self._figures: Figures = lambda trial: trial
         self._begun: set[str] = set()
         self._known: dict[str, Trial] = {}
 
@@ -143,6 +146,7 @@ class Sweep:
         *,
         compare: Comparer | None = None,
         measurer: Measurer | None = None,
+        figures: Figures | None = None,
     ) -> SweepResult:
         """Search the space and return the result.
 
@@ -150,8 +154,10 @@ class Sweep:
             baseline: What others are compared with, or its trial; default: unpruned fp32.
             compare: Times the best candidates once more, interleaved, before the winner is chosen.
             measurer: Measures candidates instead of this machine.
+            figures: Adds what a trial takes on the target, which is not stored: another target needs no new build.
         """
         options, store = self._options, self._store
+        self._figures = figures or self._figures
         if options.retry_failed:
             store.forget_failed()
         self._known = {key: self._judged(trial) for key, trial in store.trials().items()}
@@ -205,8 +211,12 @@ class Sweep:
 
     def _judged(self, trial: Trial) -> Trial:
         """Return the trial with the violations of this run's constraints."""
-        broken = () if trial.metrics is None else violations(trial.metrics, self._budgets)
-        return replace(trial, violations=broken)
+        if trial.metrics is None:
+            return replace(trial, violations=(), undecided=())
+        trial = self._figures(trial)
+        assert trial.metrics is not None
+        broken, undecided = judged(trial.metrics, self._budgets)
+        return replace(trial, violations=broken, undecided=undecided)
 
     @property
     def _done(self) -> tuple[Trial, ...]:
@@ -274,7 +284,9 @@ class Sweep:
         """Judge all rows by the times of the finals, where there are any, and store the decision."""
         baseline, rows = result.baseline, list(result.trials)
         if finals is not None:
-            baseline, *rows = (self._judged(retimed(trial, finals)) for trial in (baseline, *rows))
+            baseline, *rows = (retimed(trial, finals) for trial in (baseline, *rows))
+        # What was measured last may change what the target is known to take.
+        baseline, *rows = (self._judged(trial) for trial in (baseline, *rows))
         kept = reject_slower_than_unpruned(rows, finals)
         settled = _result(result.name, baseline, kept, self._budgets, self._options.use_ci, finals)
         accepted = [trial.candidate.key for trial in settled.accepted]
@@ -299,7 +311,7 @@ def _result(
         trials=rows,
         constraints=tuple(item.text for item in budgets),
         # A rejected candidate is not offered, so it is on no Pareto front and dominates no other.
-        frontiers=frontiers([trial for trial in rows if trial.is_accepted], use_ci=use_ci),
+        frontiers=frontiers([trial for trial in rows if trial.is_accepted or trial.is_undecided], use_ci=use_ci),
         best=best,
         recommendation=sentence,
         finals=finals,

@@ -1,0 +1,224 @@
+"""Sweeps that a target decides: one answer, undecided budgets, times measured there, several targets."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import edge_opt as eo
+from edge_opt.boards.targets import resolve_target
+from edge_opt.budgets import judged, parse_budgets
+from edge_opt.errors import InvalidInput
+from edge_opt.measuring import ssh_board
+from edge_opt.records.sweeps import SweepResult, TargetFigures
+from edge_opt.run.target_sweep import fast_multiple_of, runtime_here
+from ssh_server import HOST, SshServer
+from trial_metrics import METRICS
+
+pytestmark = pytest.mark.slow
+PI = "raspberry-pi-4"
+ACCEPTS_ALL = "accuracy_drop <= 100%"
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4),
+        )  # fmt: skip
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def loaders() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(64, 3, 24, 24, generator=generator), torch.randint(4, (64,), generator=generator)
+    return {name: DataLoader(TensorDataset(x, y), 16) for name in ("train", "validation")}
+
+
+def swept(folder: Path, **settings: Any) -> SweepResult:
+    options = {"target": PI, "budgets": [ACCEPTS_ALL], "host_timing": False, **settings}
+    here = f"{Path(__file__)}:"
+    return eo.sweep(
+        f"{here}model", f"{here}loaders", output=folder, pruning_levels=[0.0, 0.5], fine_tune_epochs=0, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sweep")
+
+
+@pytest.fixture(scope="module")
+def result(folder: Path) -> SweepResult:
+    return swept(folder)
+
+
+def figures(result: SweepResult) -> dict[str, TargetFigures]:
+    found = {trial.candidate.key: trial.metrics.target for trial in result.trials if trial.metrics}
+    return {key: it for key, it in found.items() if it is not None}
+
+
+def test_every_row_has_the_answer_of_profile(result: SweepResult, folder: Path) -> None:
+    assert len(figures(result)) == 4
+    for trial in result.trials:
+        there = trial.metrics.target if trial.metrics else None
+        assert there is not None and trial.metrics is not None
+        saved = eo.load(folder / "candidates" / trial.candidate.key / "profile.json")
+        predicted = eo.estimate(saved, PI, trial.candidate.precision)
+        assert (there.seconds, there.low, there.high) == (predicted.seconds, predicted.low, predicted.high)
+        assert there.ram_bytes == eo.peak_memory(saved, trial.candidate.precision, lifetimes="planner").total_bytes
+        assert there.kind == "predicted" and there.flash_bytes == trial.metrics.size_bytes
+        assert trial.metrics.latency_s is None and trial.metrics.deploy_latency_s is None
+
+
+def test_the_exported_file_has_the_answer_of_its_row(result: SweepResult, folder: Path) -> None:
+    best = result.trial(str(result.best))
+    assert best.metrics is not None
+    profiled = eo.profile(folder / "best" / "model.onnx", (1, 3, 24, 24))
+    assert eo.estimate(profiled, PI, best.candidate.precision).seconds == pytest.approx(best.metrics.target_latency_s)
+    spec = json.loads((folder / "best" / "spec.json").read_text())
+    assert spec["metrics"]["target"]["seconds"] == best.metrics.target_latency_s
+
+
+def test_the_fastest_there_wins_and_files_say_so(result: SweepResult, folder: Path) -> None:
+    seconds = {key: it.seconds for key, it in figures(result).items()}
+    assert result.best == min(seconds, key=lambda key: seconds[key] or math.inf)
+    assert result.speedup is not None and result.speedup.clock == "predicted"
+    with (folder / "sweep_results.csv").open(newline="") as file:
+        rows = {row["key"]: row for row in csv.DictReader(file)}
+    for key, row in rows.items():
+        assert float(row["target_latency_ms"]) == pytest.approx(1e3 * (seconds[key] or 0))
+        assert float(row["target_latency_low_ms"]) < float(row["target_latency_ms"])
+        assert (row["target_latency_kind"], row["latency_ms"], row["target"]) == ("predicted", "", PI)
+    card = (folder / "best" / "MODEL_CARD.md").read_text()
+    assert f"latency on {PI}" in card and "pnnx" in card
+    assert PI in (folder / "report.html").read_text()
+
+
+def test_another_target_ranks_the_same_builds(result: SweepResult, folder: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (folder / "candidates").rglob("*.onnx")}
+    other = swept(folder, target=["raspberry-pi-5", PI])
+    assert before == {path: path.stat().st_mtime_ns for path in (folder / "candidates").rglob("*.onnx")}
+    assert other.target == "raspberry-pi-5"
+    assert [winner.target for winner in other.winners] == ["raspberry-pi-5", PI]
+    best = other.winners[1].candidate
+    assert best is not None and best.key == result.best
+
+
+def test_a_typed_time_moves_the_rest_by_its_factor(result: SweepResult, folder: Path) -> None:
+    before = figures(result)
+    first = result.baseline.candidate.key
+    typed = 2 * (before[first].seconds or 0)
+    after = figures(swept(folder, target_times={first: 1e3 * typed}))
+    assert after[first].kind == "measured" and after[first].seconds == pytest.approx(typed)
+    for key in before.keys() - {first}:
+        assert after[key].seconds == pytest.approx(2 * (before[key].seconds or 0))
+        # What remains uncertain is the ratio to the timed variant, at most as much as the time was.
+        widths = [(it[key].high or 0) / (it[key].low or 1) for it in (after, before)]
+        assert widths[0] <= widths[1] * (1 + 1e-9)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServer]:
+    started = SshServer(tmp_path)
+    monkeypatch.setenv("PATH", f"{started.bin}{os.pathsep}{os.environ['PATH']}")
+    yield started
+    started.close()
+
+
+# Answers an order with times that it is told, instead of running the files.
+SCRIPT = """
+import json, sys
+order, known = json.load(open(sys.argv[1])), {known!r}
+timings = [
+    {{"file": name, "size": size, "wall_s": [known[name.partition(".")[0]]] * 20,
+      "cpu_s": [known[name.partition(".")[0]]] * 20, "busy_cores": 0.0}}
+    for name in order["files"] for size in order["sizes"]
+]
+machine = {{"name": "loopback", "cpu": "told", "cores": 4}}
+reply = {{"timings": timings, "machine": machine, "runtime": "told", "memory_bytes": 1}}
+json.dump(reply, open(sys.argv[2], "w"))
+"""
+
+
+def test_a_board_that_is_three_times_slower_keeps_the_winner(
+    result: SweepResult, folder: Path, server: SshServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = figures(result)
+    known = {key: 3 * (it.seconds or 0) for key, it in before.items()}
+    archive = ssh_board._archive
+
+    def told(content: dict[str, bytes]) -> bytes:
+        return archive({**content, ssh_board.SCRIPT: SCRIPT.format(known=known).encode()})
+
+    monkeypatch.setattr(ssh_board, "_archive", told)
+    monkeypatch.setattr("edge_opt.run.time_finalists._CONTENDERS", 1)
+    monkeypatch.setattr("edge_opt.run.time_finalists._ON_THE_FRONTIER", 1)
+    measured = swept(folder, measure_on=f"{HOST}:{sys.executable}")
+    assert measured.best == result.best
+    after = figures(measured)
+    assert {it.kind for it in after.values()} >= {"measured"}
+    for key, there in after.items():
+        assert there.seconds == pytest.approx(3 * (before[key].seconds or 0), rel=1e-3)
+
+
+def row(seconds: float, low: float, high: float) -> Any:
+    there = TargetFigures(PI, "x", "predicted", seconds, low, high, 400 * 1024, 10, None)
+    return replace(METRICS, target=there)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_broken", "is_open"),
+    [
+        ("target_latency_ms <= 13", False, False),
+        ("target_latency_ms <= 11", False, True),
+        ("target_latency_ms <= 7", True, False),
+        ("target_latency_ms >= 9", False, True),
+        ("target_ram_kib <= 400", False, False),
+        ("target_ram_kib <= 399", True, False),
+        ("target_energy_j <= 1", True, False),
+    ],
+)
+def test_a_budget_holds_fails_or_is_undecided_by_the_interval(text: str, is_broken: bool, is_open: bool) -> None:
+    broken, undecided = judged(row(0.010, 0.008, 0.0125), parse_budgets([text]))
+    assert (bool(broken), bool(undecided)) == (is_broken, is_open)
+    if undecided and "<=" in text:
+        assert undecided[0].probability is not None and 0.5 < undecided[0].probability < 0.95
+
+
+def test_an_undecided_winner_names_what_to_time(folder: Path, result: SweepResult) -> None:
+    best = figures(result)[str(result.best)]
+    limit = 1e3 * ((best.seconds or 0) + (best.low or 0)) / 2
+    asked = swept(folder, budgets=[f"target_latency_ms <= {limit}", ACCEPTS_ALL])
+    assert not asked.accepted and asked.best is not None
+    assert f"--timed {asked.best}=MS" in asked.recommendation
+    chance = asked.trial(asked.best).probability
+    assert chance is not None and 0.05 < chance < 0.5
+
+
+def test_what_a_target_runs() -> None:
+    assert runtime_here(resolve_target(PI, runtime="xnnpack").platform) == "litert"
+    assert runtime_here(resolve_target("stm32h747", "int8").platform) == "onnxruntime"
+    assert fast_multiple_of(resolve_target(PI)) == 8
+    assert fast_multiple_of(resolve_target("stm32h747", "int8")) == 4
+
+
+def test_no_host_timing_needs_a_target(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="there is no target"):
+        swept(tmp_path, target=None)
