@@ -207,7 +207,7 @@ def test_an_undecided_winner_names_what_to_time(folder: Path, result: SweepResul
     limit = 1e3 * ((best.seconds or 0) + (best.low or 0)) / 2
     asked = swept(folder, budgets=[f"target_latency_ms <= {limit}", ACCEPTS_ALL])
     assert not asked.accepted and asked.best is not None
-    assert f"--timed {asked.best}=MS" in asked.recommendation
+    assert f"--set target_times.{asked.best}=MS" in asked.recommendation
     chance = asked.trial(asked.best).probability
     assert chance is not None and 0.05 < chance < 0.5
 

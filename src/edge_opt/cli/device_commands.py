@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument
@@ -15,7 +15,7 @@ from typer import Argument
 from edge_opt import units
 from edge_opt._support.json import to_plain
 from edge_opt._support.progress import report_progress
-from edge_opt.cli.arguments import Batch, Inputs, MinTime, ModelArgument, loaded_call, option, read_arguments
+from edge_opt.cli.arguments import Inputs, MinTime, ModelArgument, loaded_call, option, read_arguments
 from edge_opt.cli.shell import print_json, print_record, print_status, result_console, result_width, tagged, wants_json
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge_opt.boards.class_costs import ModelWork
     from edge_opt.boards.platform_file import Platform
     from edge_opt.boards.platforms import Suggestion
-    from edge_opt.records.devices import DeviceSpec, Precision
+    from edge_opt.records.devices import DeviceSpec
     from edge_opt.records.predictions import Calibration
     from edge_opt.records.profiles import ModelProfile
     from edge_opt.report.sheets import Sheet
@@ -35,12 +35,9 @@ if TYPE_CHECKING:
 def targets(
     model: ModelArgument,
     inputs: Inputs = None,
-    batch: Batch = None,
     budget: list[str] | None = option(
         None, "BUDGET", "'target_latency_ms <= 20', 'target_ram_kib <= 512'; keeps what holds or may; repeatable."
     ),
-    precision: str | None = option(None, "NAME", "Only platforms in fp32, fp16 or int8. Default: all."),
-    runtime: str | None = option(None, "NAME", "Only platforms with this runtime, such as ncnn. Default: all."),
     top: int = option(20, "N", "Rows to print; --json has all."),
 ) -> None:
     """Rank all known platforms for a model: whether it fits, latency with its interval, energy, and their basis.
@@ -51,11 +48,10 @@ def targets(
     import edge_opt as eo
     from edge_opt.report.sheets import print_sheet, sheet_of
 
-    with loaded_call(model, inputs, batch) as call:
+    with loaded_call(model, inputs, None) as call:
         comparison = eo.compare_targets(
-            call.model, call.inputs, kwargs=call.kwargs, name=call.name, precision=cast("Precision | None", precision),
-            runtime=runtime, budgets=budget or (),
-        )  # fmt: skip
+            call.model, call.inputs, kwargs=call.kwargs, name=call.name, budgets=budget or ()
+        )
     if wants_json():
         print_json(tagged("targets", to_plain(comparison)))
         return

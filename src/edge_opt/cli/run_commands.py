@@ -175,13 +175,10 @@ def sweep(
     prune: str | None = option(None, "A,B", "Shares of channels to remove. Default: auto, found by search."),
     precision: str = option("fp32,int8", "A,B", "fp32, fp16, bf16, int8."),
     target: list[str] | None = option(
-        None, "-t, --target NAME", "Device that decides, such as raspberry-pi-4; repeatable. Default: this machine."
+        None, "-t, --target NAME", "Device that decides, such as raspberry-pi-4; repeatable."
     ),
-    timed: list[str] | None = option(
-        None, "--timed VARIANT=MS", "Time of a variant measured on the target; corrects the others; repeatable."
-    ),
-    no_host_timing: bool = option(False, "--no-host-timing", "Time nothing on this machine; needs --target."),
-    runtime: str | None = option(None, "A,B", f"{', '.join(runtime_names())}, auto (default)."),
+    no_host_timing: bool = option(False, "--no-host-timing", "Time nothing on this machine."),
+    runtime: str | None = option(None, "A,B", f"{', '.join(runtime_names())}, auto."),
     metric: str | None = option(None, "NAME", "Quality metric: mae, miou, file.py:f, ... Default: accuracy."),
     metric_direction: str | None = option(None, "WAY", "higher or lower is better; for a metric of an unknown name."),
     loss: str | None = option(None, "NAME", "Loss: mse, bce_with_logits, file.py:f, ... Default: by the metric."),
@@ -201,8 +198,6 @@ def sweep(
 
     \b
     edge-opt sweep net.py:trained --data net.py:loaders --prune 0,0.5 --budget "latency_ms <= 20"
-    edge-opt sweep net.py:trained --data net.py:loaders -t raspberry-pi-4 --no-host-timing \\
-        --budget "target_latency_ms <= 20" --budget "target_ram_kib <= 512"
 
     Exit code 0: a candidate is accepted; 1: no candidate keeps the budgets; 2: wrong use.
     """
@@ -218,7 +213,6 @@ def sweep(
         "budgets": budget or None,
         "metric": metric,
         "target": _one_or_all(target),
-        "target_times": _typed(timed or []) or None,
         "host_timing": False if no_host_timing else None,
         "metric_direction": metric_direction,
         "loss": loss,
@@ -240,18 +234,6 @@ def sweep(
 
 def _one_or_all(names: list[str] | None) -> str | list[str] | None:
     return names[0] if names and len(names) == 1 else names or None
-
-
-def _typed(texts: list[str]) -> dict[str, float]:
-    """Return times in ms by variant, from texts such as `prune 0 int8 onnxruntime=3.2`."""
-    times = {}
-    for text in texts:
-        name, _, value = text.rpartition("=")
-        try:
-            times[name.strip()] = float(value)
-        except ValueError as error:
-            raise InvalidInput(f"--timed is {text!r}; write VARIANT=MS, such as 4f0c2b1a9d8e7f60=3.2") from error
-    return times
 
 
 def _shape(inputs: list[str]) -> tuple[int, ...] | None:

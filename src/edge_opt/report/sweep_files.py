@@ -353,7 +353,7 @@ def _undecided_lines(result: SweepResult) -> list[str]:
         for trial in others[:3]
     )
     first = result.undecided[0].candidate.key
-    decide = f"time {first} on {result.target}: --measure-on USER@HOST, or --timed {first}=MS"
+    decide = f"time {first} on {result.target}: --measure-on USER@HOST, or --set target_times.{first}=MS"
     return [f"may keep the budgets: {', '.join(listed)}; to decide, {decide}"]
 
 

@@ -159,7 +159,8 @@ def _likeliest(undecided: Sequence[Ran]) -> tuple[str, str]:
     """Return the candidate that most likely keeps the budgets, of equally likely ones the fastest."""
     trial, metrics = min(undecided, key=lambda pair: (-(pair[0].probability or 0.0), pair[1].ranked_latency_s))
     chance = "" if trial.probability is None else f" with a probability of {100 * trial.probability:.0f} %"
-    decide = f"time it on {metrics.target_name} to decide: --measure-on USER@HOST, or --timed {trial.candidate.key}=MS"
+    typed = f"--set target_times.{trial.candidate.key}=MS"
+    decide = f"time it on {metrics.target_name} to decide: --measure-on USER@HOST, or {typed}"
     return trial.candidate.key, (
         f"no candidate surely keeps the budgets; {trial.candidate.title} keeps them{chance}; {decide}"
     )
