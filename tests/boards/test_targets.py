@@ -375,9 +375,7 @@ def test_the_model_is_left_as_found() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_comparing_with_nothing_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="no target is given"):
-        eo.compare_targets(SmallCNN(), SHAPE)
+def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(InvalidInput, match="precision is 'int3'"):
         eo.compare_targets(SmallCNN(), SHAPE, "pi4", precision="int3")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="precision is 'int3'"):
