@@ -49,7 +49,7 @@ def edge_opt(
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a PyTorch model costs on limited hardware, and find the variant that fits.
+    """Show what a model costs on limited hardware, and find the variant that fits.
 
     \b
     edge-opt profile torchvision:resnet50 -i 1x3x224x224
