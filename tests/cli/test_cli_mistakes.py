@@ -50,7 +50,7 @@ MISTAKES = [
     ("sweep net.py:Net --data net.py:loaders -i 1x3x8x8", "--inputs is (1, 3, 8, 8)"),
     ("run gone.yaml", "`edge-opt init` writes one"),
     ("run --set epoch=3", "closest: epochs"),
-    ("llm gone/ -t raspberry-pi-5", "a language model is hf:ORG/NAME"),
+    ("llm gone/ -t raspberry-pi-5", "a language model is model.gguf"),
     ("devices raspbery-pi-4", "`edge-opt devices` lists all"),
     ("convert net.py:Net -i 1x1x8x8 --precision int8", "int8 needs --calibration"),
     ("convert net.py:Net -i 1x1x8x8 --precision int3", "fp32, fp16, bf16, int8, int4"),

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_fork_server")]
 
 SMALL = [
     "epochs=6", "fine_tune_epochs=2", "train_subset=600", "pruning_levels=[0.0, 0.5]", "min_time_s=0.02",
-    "budgets=[accuracy_drop <= 0.05, peak_memory_mb <= 3]", "sensitivity=true", "target=raspberry-pi-4",
+    "budgets=[accuracy_drop <= 0.05, peak_memory_mb <= 3]", "sensitivity=true",
 ]  # fmt: skip
 ARTIFACTS = """sweep_results.csv pareto_frontier_latency.csv pareto_frontier_energy.csv accuracy_vs_latency.png
     accuracy_vs_energy.png accuracy_vs_memory.png summary.json reproducibility.json layerwise_breakdown.csv
@@ -123,7 +123,6 @@ def test_the_hardware_summary_is_in_the_deployment(done: RunResult) -> None:
     deployment = done.summary["deployment"]
     assert {"batch_latency_ms", "stream_utilization", "bandwidth_utilization", "achieved_gmacs"} <= set(deployment)
     assert deployment["batch_latency_ms"] == pytest.approx(metrics_of(done.result.baseline).latency_s * 1e3)
-    assert done.summary["target"]["device"] == "raspberry-pi-4"
 
 
 def test_what_was_written_reads_back(done: RunResult) -> None:

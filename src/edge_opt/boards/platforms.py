@@ -83,7 +83,7 @@ def platforms(device: Target | None = None) -> tuple[KnownPlatform, ...]:
     """Return every platform with published times, and every device without, with their sources and errors.
 
     Args:
-        device: One device, by name or alias; default: all of them, and this host if it was calibrated,.
+        device: One device, by name or alias; default: all of them, and this host if it was calibrated.
 
     >>> [item.basis for item in platforms("stm32h747")]
     ['fitted']
@@ -94,7 +94,10 @@ def platforms(device: Target | None = None) -> tuple[KnownPlatform, ...]:
         spec = find_spec(device)
         return (*map(_fitted, platforms_of(spec)), *_by_figures(spec))
     by_figures = (item for spec in devices() for item in _by_figures(spec))
-    known = [*map(_fitted, fitted_platforms()), *by_figures, *_calibrated_host()]
+    # Microcontrollers without a time of their own have the platforms of a board with the same core.
+    by_core = (it for spec in devices() if spec.microcontroller for it in platforms_of(spec) if it.origin == "core")
+    fitted = {platform.name: platform for platform in (*fitted_platforms(), *by_core)}
+    known = [*map(_fitted, fitted.values()), *by_figures, *_calibrated_host()]
     return tuple(sorted(known, key=lambda item: (item.device, item.basis != "fitted", item.name)))
 
 

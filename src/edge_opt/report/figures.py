@@ -182,9 +182,10 @@ def column_title(column: TrialColumn, result: SweepResult) -> str:
     metrics = next((trial.metrics for trial in (result.baseline, *result.trials) if trial.metrics), None)
     if metrics is None or not title:
         return title
+    deployed = metrics.deploy_batch or 1
     if column.name == "deploy_latency_ms":
-        return f"{title}, batch {metrics.deploy_batch or 1}"
-    if column.name in ("latency_ms", "latency_p95_ms", "throughput_sps") and metrics.batch_size != metrics.deploy_batch:
+        return f"{title}, batch {deployed}"
+    if column.name in ("latency_ms", "latency_p95_ms", "throughput_sps") and metrics.batch_size != deployed:
         return f"{title}, batch {metrics.batch_size}, timed alone: not comparable"
     return f"{title}, batch {metrics.batch_size}" if column.name in _OF_THE_BATCH else title
 
