@@ -195,6 +195,10 @@ def _write_cell(cell: types.CellType, content: Any) -> None:
         cell.cell_contents = content
 
 
+# That of torch.Tensor is replaced by the trace, which wants to know who asks.
+_data_ptr = torch._C.TensorBase.data_ptr
+
+
 def _tensor_state(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """Return data, gradient, flags, hooks and attributes of a tensor; values are not copied."""
     if tensor.layout is not torch.strided or tensor.is_nested:
@@ -209,9 +213,9 @@ def _write_tensor(tensor: torch.Tensor, state: tuple[Any, ...] | None) -> None:
     if state is None:
         return
     data, requires_grad, grad, hooks, hooks_before, attributes = state
-    address = data.data_ptr()
+    address = _data_ptr(data)
     # The storage of a tensor without data has no address; others are asked for theirs, which is quick.
-    if not address or tensor.data_ptr() != address:
+    if not address or _data_ptr(tensor) != address:
         is_same = tensor.untyped_storage()._cdata == data.untyped_storage()._cdata
         if not is_same or tensor.shape != data.shape or tensor.stride() != data.stride():
             tensor.data = data
