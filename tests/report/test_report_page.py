@@ -22,7 +22,7 @@ from browser import Browser, Page
 from edge_opt import units
 from edge_opt.model import SmallCNN
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.records.sweeps import Finalist, Finals, Speedup, SpeedupRatio
+from edge_opt.records.sweeps import Finalist, Finals, Speedup, SpeedupRatio, TargetFigures, Trial
 from edge_opt.report.page import embedded, page_text, write_page
 from edge_opt.report.page_data import page_data, standard
 from edge_opt.text import shorten
@@ -290,6 +290,24 @@ def test_axes_of_the_candidates_can_be_chosen(full: Page) -> None:
     assert accepted == [row["size_mb"] for row in rows if row["accepted"]]
     hover = full.run("document.querySelector('#pareto').data.find((trace) => trace.name === 'rejected').text[0]")
     assert "Latency, batch 1: " in hover and "Energy, batch 1: " in hover and "violates" in hover
+
+
+def test_a_sweep_that_a_target_decides_is_drawn_by_predictions(browser: Browser, tmp_path: Path) -> None:
+    def untimed(trial: Trial, ms: float) -> Trial:
+        assert trial.metrics is not None
+        there = TargetFigures("raspberry-pi-4", "p", "predicted", ms / 1e3, ms / 2e3, ms / 5e2, 2**19, 2**14, None)
+        here = dict.fromkeys(("latency_s", "latency_low_s", "latency_high_s", "deploy_latency_s"))
+        return replace(trial, metrics=replace(trial.metrics, target=there, **here))
+
+    # The first one breaks a budget.
+    swept = sweep(done(0.0, "fp32", 5), done(0.5, "int8", 5))
+    trials = tuple(untimed(trial, ms) for trial, ms in zip(swept.trials, (3.0, 2.0), strict=True))
+    page = browser.page(write_page(tmp_path / "page.html", sweep=replace(swept, trials=trials)))
+    page.draw_everything()
+    assert page.run("document.querySelector('#pareto').data.find((trace) => trace.name === 'accepted').x") == [2.0]
+    badges = page.run("[...document.querySelectorAll('#candidates .head .badge')].map((node) => node.textContent)")
+    assert "predicted" in badges and "measured" not in badges
+    page.close()
 
 
 def test_dark_follows_the_system_and_the_button_overrules(browser: Browser, full_path: Path) -> None:

@@ -32,7 +32,7 @@ function paretoFigure(sweep) {
   if (known.length && !known.some((item) => item.name === state.x)) state.x = known.at(-1).name;
   const options = known.map((item) => [item.name, item.title]);
   return figure({
-    id: "pareto", title: "Candidates and Pareto frontier", provenance: "measured",
+    id: "pareto", title: "Candidates and Pareto frontier", provenance: kindOfTimes(sweep.rows),
     controls: (chart) => [
       choice("X axis", options, state.x, (value) => { state.x = value; chart.update(); }),
       choice("Y axis", options, state.y, (value) => { state.y = value; chart.update(); }),
@@ -64,7 +64,9 @@ function logarithmic(axes) {
   return names.length ? ` ${names.join(" and ")} on a logarithmic scale.` : "";
 }
 
-const chosenLatency = (rows) => (rows.some((row) => row.deploy_latency_ms !== null && row.deploy_latency_ms !== undefined) ? "deploy_latency_ms" : "latency_ms");
+const kindOfTimes = (rows) => rows.find((row) => row.target_latency_kind === "predicted")?.target_latency_kind ?? "measured";
+const LATENCIES = ["target_latency_ms", "deploy_latency_ms", "latency_ms"];
+const chosenLatency = (rows) => LATENCIES.find((name) => rows.some((row) => (row[name] ?? null) !== null)) ?? "latency_ms";
 
 function drawPareto(sweep, x, y) {
   const both = (row) => row[x.name] !== null && row[y.name] !== null;
@@ -96,7 +98,7 @@ function drawPareto(sweep, x, y) {
   return {
     data,
     layout: { height: 460, xaxis: figureAxis(x, [...done, sweep.baseline]), yaxis: figureAxis(y, [...done, sweep.baseline]) },
-    caption: `${tally("accepted")} accepted and ${tally("rejected")} rejected candidates${failed ? `, ${failed} failed and have no point` : ""}; ${front.length} on the frontier${front.length ? `: ${front.slice(0, 4).map((row) => row.label).join("; ")}${front.length > 4 ? "; …" : ""}` : ""}. ${x.is_better_high ? "Right" : "Left"} and ${y.is_better_high ? "up" : "down"} is better. Error bars: 95 % CI.${logarithmic([x, y])}${done.some((row) => row.disturbed) ? " Open marks: the measurement was disturbed by other programs or noise." : ""}`,
+    caption: `${tally("accepted")} accepted and ${tally("rejected")} rejected candidates${failed ? `, ${failed} failed and have no point` : ""}; ${front.length} on the frontier${front.length ? `: ${front.slice(0, 4).map((row) => row.label).join("; ")}${front.length > 4 ? "; …" : ""}` : ""}. ${x.is_better_high ? "Right" : "Left"} and ${y.is_better_high ? "up" : "down"} is better. Error bars: 95 % CI${kindOfTimes(done) === "predicted" ? ", 90 % intervals of predictions" : ""}.${logarithmic([x, y])}${done.some((row) => row.disturbed) ? " Open marks: the measurement was disturbed by other programs or noise." : ""}`,
     rows: { headers: ["Candidate", x.title, y.title, "Accepted", "On the frontier"], kinds: ["text", "number", "number", "flag", "flag"], rows: done.map((row) => [row.label, row[x.name], row[y.name], row.accepted, front.includes(row)]) },
   };
 }
@@ -153,7 +155,7 @@ function variantsFigure(sweep) {
   const known = sweep.axes.filter((item) => done.some((row) => row[item.name] !== null));
   const state = { shown: chosenLatency(done) };
   return figure({
-    id: "precision-chart", title: "Candidates by precision and runtime", provenance: "measured", isFixed: true,
+    id: "precision-chart", title: "Candidates by precision and runtime", provenance: kindOfTimes(done), isFixed: true,
     controls: (chart) => [choice("Figure", known.map((item) => [item.name, item.title]), state.shown, (value) => { state.shown = value; chart.update(); })],
     draw: () => drawVariants(sweep, done.filter((row) => row[state.shown] !== null), axis(state.shown)),
   });
