@@ -49,6 +49,7 @@ from edge_opt.boards.platform_file import (
     matrix_lines,
     platform_text,
 )
+from edge_opt.boards.targets import SAME_CORE_SD
 
 # Cores with arithmetic in fp16, which ncnn uses for "float" unless told otherwise.
 FP16_CORES = (
@@ -67,8 +68,6 @@ SAME_CORE = (
     ("rp2350", "Raspberry Pi RP2350", "nucleo-u575zi-q/cpu-1/bosch-hal/int8", 0.150, "RP2350 data sheet"),
     ("rp2040", "Raspberry Pi RP2040", "nucleo-g0b1re/cpu-1/bosch-hal/int8", 0.133, "RP2040 data sheet"),
 )
-# Between boards of one core, nine in ten lie within a factor of 1.86 when their clocks are taken into account.
-SAME_CORE_SD = 0.377
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,10 +89,10 @@ def mcu_memory(
     (True, True)
     """
     check_one_of("kernels", kernels, get_args(Kernels))
-    spec, name, found = find_core(core)
-    if kernels == "cmsis-nn" and not found.is_arm:
+    spec, name, cpu = find_core(core)
+    if kernels == "cmsis-nn" and not cpu.is_arm:
         raise InvalidInput(f"CMSIS-NN is for Arm Cortex-M, and {name} is not one; pass kernels='reference'")
-    build = TflmBuild(kernels, found.extension, found.pointer_bytes, found.enum_bytes, found.pointer_bytes == 8)
+    build = TflmBuild(kernels, cpu.extension, cpu.pointer_bytes, cpu.enum_bytes, cpu.pointer_bytes == 8)
     graph = _graph(model, inputs, precision)
     with read_errors(graph.name):
         why = refusal(graph)
@@ -177,8 +177,8 @@ def with_mcu_memory(
 
 def _with_memory(prediction: Prediction, spec: DeviceSpec, profile: ModelProfile, model: Any) -> Prediction:
     try:
-        _, _, found = find_core(spec)
-        kernels: Kernels = "cmsis-nn" if found.is_arm else "reference"
+        _, _, cpu = find_core(spec)
+        kernels: Kernels = "cmsis-nn" if cpu.is_arm else "reference"
         if isinstance(model, FileModel):
             return replace(prediction, mcu=mcu_memory(str(model.file), core=spec, kernels=kernels))
         if prediction.precision not in ("int8", "fp32"):

@@ -124,17 +124,30 @@ def _sibling_platforms(device: str) -> Iterator[Platform]:
     """Yield the platforms of a device from those of another one with the same NPU; inferred ones are less certain."""
     entry = _siblings()[device]
     for base in fitted_platforms(entry["base"]):
-        name = base.name.replace(base.device, device, 1)
         if entry.get("same_times", False):
+            name = base.name.replace(base.device, device, 1)
             note = f"the table has the same times for it and {base.device}, which have one chip"
             yield replace(base, name=name, device=device, title=entry["title"], notes=(*base.notes, note))
         else:
-            costs = replace(base.costs, covariance=base.costs.covariance + SIBLING_SD**2)
             note = f"no time of it is known: those of {base.device}, which has the same NPU"
-            yield replace(
-                base, name=name, device=device, title=entry["title"], costs=costs, rows=0, error=None, factor=None,
-                origin="core", notes=(*base.notes, note),
-            )  # fmt: skip
+            yield untimed_platform(base, device, entry["title"], SIBLING_SD, (*base.notes, note))
+
+
+def untimed_platform(base: Platform, device: str, title: str, spread_sd: float, notes: tuple[str, ...]) -> Platform:
+    """Return the platform of a device that nobody has timed: the costs of one that is alike, less certain.
+
+    Args:
+        base: The platform that was timed.
+        device: Name of the device.
+        title: Its name for people.
+        spread_sd: Standard deviation of the common factor between such devices, as a logarithm.
+        notes: What a reader should know.
+    """
+    costs = replace(base.costs, covariance=base.costs.covariance + spread_sd**2)
+    return replace(
+        base, name=base.name.replace(base.device, device, 1), device=device, title=title, costs=costs, rows=0,
+        error=None, factor=None, origin="core", notes=notes,
+    )  # fmt: skip
 
 
 @cache

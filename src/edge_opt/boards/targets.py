@@ -22,8 +22,13 @@ from edge_opt.boards.catalog import (
     unknown_device,
 )
 from edge_opt.boards.catalog import device as find_device
-from edge_opt.boards.class_costs import Costs
-from edge_opt.boards.platform_file import Platform, checked_platform, fitted_platforms, timed_devices
+from edge_opt.boards.platform_file import (
+    Platform,
+    checked_platform,
+    fitted_platforms,
+    timed_devices,
+    untimed_platform,
+)
 from edge_opt.calibration.calibration_file import calibration_from, load_calibration
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.records.devices import Bandwidth, DeviceSpec, Figure, Peak
@@ -187,7 +192,7 @@ _SIBLINGS = {
     "cortex-m33": ("nucleo-u575zi-q", "nucleo-u575zi-q"),
 }
 # Between boards of one core, nine in ten lie within a factor of 1.86 when their clocks are taken into account.
-_SAME_CORE_SD = 0.377
+SAME_CORE_SD = 0.377
 
 
 def _same_core(spec: DeviceSpec) -> tuple[Platform, ...]:
@@ -202,16 +207,11 @@ def _same_core(spec: DeviceSpec) -> tuple[Platform, ...]:
     for base in shipped_platforms(name):
         if base.ghz is None:
             continue
-        spread = base.costs.covariance + _SAME_CORE_SD**2
-        costs = Costs(base.costs.mean + math.log(base.ghz / ghz), spread, base.costs.seen)
         note = f"the costs of {base.name} ({base.core}), at {1000 * ghz:g} instead of {1000 * base.ghz:g} MHz"
-        platforms.append(
-            replace(
-                base, name=base.name.replace(base.device, spec.name), device=spec.name, title=spec.title, ghz=ghz,
-                costs=costs, rows=0, error=None, factor=None, origin="core", notes=(note,),
-                source=f"{base.source}; clock: {spec.clock_hz.source}",
-            )
-        )  # fmt: skip
+        alike = untimed_platform(base, spec.name, spec.title, SAME_CORE_SD, (note,))
+        costs = replace(alike.costs, mean=alike.costs.mean + math.log(base.ghz / ghz))
+        source = f"{base.source}; clock: {spec.clock_hz.source}"
+        platforms.append(replace(alike, costs=costs, ghz=ghz, source=source))
     return tuple(platforms)
 
 

@@ -163,8 +163,8 @@ class OutsideWork:
         root = self._stack.frames[0] if self._stack.frames else None
         leaves = flat_leaves(result)
         self._unknown += [(leaf, root) for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_known(leaf)]
-        held = [value for leaf in leaves if not callable(leaf) for value in (_dict_of(leaf) or {}).values()]
-        functions = [value for value in held if isinstance(value, _FUNCTIONS)]
+        attributes = [value for leaf in leaves if not callable(leaf) for value in (_dict_of(leaf) or {}).values()]
+        functions = [value for value in attributes if isinstance(value, _FUNCTIONS)]
         if functions or any(callable(leaf) and not isinstance(leaf, (type, nn.Module, _Tensor)) for leaf in leaves):
             self._add(root, "a function that forward returns")
         numpy = sys.modules.get("numpy")
