@@ -11,8 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick coverage check docs pages bench clean
 
-# What the tests need beside Python: a browser to open reports with, real images, and an ssh server as a board.
-SYSTEM := chromium dataset-fashion-mnist openssh-server
+# What the tests need beside Python: a browser to open reports with, real images, an ssh server as a board,
+# and a compiler for the files of a firmware.
+SYSTEM := chromium dataset-fashion-mnist g++ openssh-server
 SYSTEM_READY := $(VENV)/.system
 
 $(RUN_READY): requirements/run.lock pyproject.toml

@@ -1,197 +1,203 @@
-"""Speeds of language models that people published, beside ours; what rows and devices left out say of the fit.
+"""Speeds of language models that people published, beside ours; what devices left out say of the fit.
 
-    python benchmarks/llm_rates.py [FOLDER]
+    python benchmarks/llm_rates.py [FOLDER] [ROWS.csv ...]
 
-Rows are those of benchmarks/data/llm_rows.csv, and those of FOLDER (see llm_decode.py). For each family of GPUs the
-share of the bandwidth and the overhead per operator are fitted again without each device and without each model.
+Rows are those of benchmarks/data/llm_rows.csv, of FOLDER (see llm_decode.py), and of tables with the same columns that
+are not part of this project. "device left out": share of the bandwidth, overhead per operator and share of the peak are
+fitted again to the other devices of the family; its intervals are the family's.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from llm_decode import ALIASES, CONFIGURATIONS, LLAMA, _sizes
+from llm_decode import ALIASES, CONFIGURATIONS, GEMMA3, LLAMA, QWEN2, QWEN3, _sizes
 from llm_decode import rows as folder_rows
 from scipy.optimize import minimize
 
 from edge_opt.boards.catalog import device
-from edge_opt.records.serving import ServingReport
-from edge_opt.serving.llm_report import llm
-from edge_opt.serving.token_rates import GPU_FAMILIES, GpuFamily, gpu_family
+from edge_opt.serving.llm_report import _Request, _served
+from edge_opt.serving.serving_costs import Serving, decode_cost, prefill_cost, speed_of
+from edge_opt.serving.token_rates import GpuFamily, gpu_family, unpack_rate
 
 DATA = Path(__file__).parent / "data" / "llm_rows.csv"
 LLAMA_3 = {**LLAMA, "max_position_embeddings": 131072}
+MISTRAL = {"model_type": "mistral", "head_dim": 128, "sliding_window": None}
 MODELS: dict[str, dict[str, Any]] = {
     "llama-2-7b": {**LLAMA, **_sizes(4096, 11008, 32, 32, 32, 32000)},
     "llama-2-70b": {**LLAMA, **_sizes(8192, 28672, 80, 64, 8, 32000)},
     "llama-3-8b": {**LLAMA_3, **_sizes(4096, 14336, 32, 32, 8, 128256)},
     "llama-3-70b": {**LLAMA_3, **_sizes(8192, 28672, 80, 64, 8, 128256)},
-    "mistral-7b": {"model_type": "mistral", **_sizes(4096, 14336, 32, 32, 8, 32768), "sliding_window": None},
+    "mistral-7b": {**MISTRAL, **_sizes(4096, 14336, 32, 32, 8, 32768)},
+    "mistral-nemo": {**MISTRAL, **_sizes(5120, 14336, 40, 32, 8, 131072)},
+    "mistral-small-24b": {**MISTRAL, **_sizes(5120, 32768, 40, 32, 8, 131072)},
+    "phi-4": {"model_type": "phi3", **_sizes(5120, 17920, 40, 40, 10, 100352), "pad_token_id": 0},
+    "gemma-3-27b": {**GEMMA3, **_sizes(5376, 21504, 62, 32, 16, 262208), "head_dim": 128, "sliding_window": 1024},
+    "qwen3-14b": {**QWEN3, **_sizes(5120, 17408, 40, 40, 8, 151936)},
+    "qwen3-32b": {**QWEN3, **_sizes(5120, 25600, 64, 64, 8, 151936)},
+    "qwen2.5-32b": {**QWEN2, **_sizes(5120, 27648, 64, 40, 8, 152064)},
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", **_sizes(2880, 2880, 24, 64, 8, 201088), "head_dim": 64, "num_local_experts": 32,
+        "num_experts_per_tok": 4, "sliding_window": 128,
+    },
     "llama-3.2-3b": CONFIGURATIONS["llama3.2:3b"],
+    "qwen2.5-0.5b": {**QWEN2, **_sizes(896, 4864, 24, 14, 2, 151936), "tie_word_embeddings": True},
+    "qwen2.5-1.5b": CONFIGURATIONS["Qwen2.5-1.5B"],
     "qwen2.5-7b": CONFIGURATIONS["Qwen2.5-7B"],
     "qwen2.5-14b": CONFIGURATIONS["Qwen2.5-14B"],
     "qwen3-30b-a3b": CONFIGURATIONS["Qwen3-30B-A3B-2507"],
-}
+}  # fmt: skip
+
+
+@cache
+def served(model: str, weights: str, runtime: str, context: int, prompt: int, batch: int) -> Serving:
+    source = MODELS.get(model) or CONFIGURATIONS[ALIASES.get(model, model)]
+    return _served(source, None, model, _Request(context, prompt, batch, None, runtime, None, None, None))(weights)
 
 
 @dataclass(frozen=True)
 class Published:
-    """One published row with our report of the same run."""
+    """One published speed: of decoding, or of reading a prompt."""
 
+    kind: str
     device: str
     model: str
     weights: str
     runtime: str
-    batch: int
-    decode: float | None
-    prefill: float | None
-    report: ServingReport
+    speed: float
+    serving: Serving = field(repr=False)
 
-    @property
+    @cached_property
     def family(self) -> GpuFamily | None:
         return gpu_family(device(self.device))
 
-    @property
-    def seconds(self) -> float:
-        return 1 / (self.decode or 1)
+    @cached_property
+    def ours(self) -> tuple[float, float, float]:
+        """Our speed, and the ends of its interval."""
+        speed = speed_of(device(self.device), self.serving.form, None, None, self.runtime)
+        if self.kind == "prompt":
+            cost = prefill_cost(self.serving, speed)
+            tokens = self.serving.prompt
+            return cost.tokens_per_s or 0.0, tokens / (cost.high or 1e9), tokens / (cost.low or 1e9)
+        decode = decode_cost(self.serving, speed, self.serving.context)
+        return decode.tokens_per_s or 0.0, decode.low or 0.0, decode.high or 1e9
 
-    @property
-    def sheet_s(self) -> float:
-        """Seconds of a step at the whole bandwidth of the data sheet."""
+    @cached_property
+    def streams(self) -> tuple[np.ndarray, np.ndarray, float, float]:
+        """Bytes and seconds of unpacking by tensor, and the bytes of other weights and of the cache."""
+        parts, unpacked = self.serving.step_bytes(self.serving.context), unpack_rate(device(self.device), "gpu")
+        pairs = np.array(list(self.serving.slow_weights()) if unpacked else []).reshape(-1, 2)
+        slow = pairs[:, 0], pairs[:, 1] / (unpacked or 1.0)
+        return *slow, sum(parts.values()) - parts["kv"] - slow[0].sum(), parts["kv"]
+
+    def seconds(self, share: float, wait: float) -> float:
+        """Seconds of a decoding step with another share of the bandwidth and another overhead."""
         sheet = device(self.device).bandwidth("datasheet")
-        assert sheet is not None
-        return self.report.decode.bytes_per_token / sheet.value
+        assert sheet is not None and self.family is not None
+        rate = share * sheet.value
+        slow, unpacking_s, weights, cached = self.streams
+        busy = np.maximum(slow / rate, unpacking_s).sum() + weights / rate + cached / rate / self.family.cache_share
+        return float(busy) + self.serving.model.decode.operators * wait
 
 
-@cache
-def operators(model: str) -> int:
-    """Return the operators of a step, found from two overheads."""
-    from dataclasses import replace
-
-    from edge_opt.records.devices import Figure
-
-    known = device("rtx-4090")
-    seconds = []
-    for each in (0.0, 1e-3):
-        spec = replace(known, overhead_s=Figure(each, "benchmark", "derived"))
-        found = llm(MODELS.get(model) or CONFIGURATIONS[ALIASES.get(model, model)], target=spec, weights="q4_0",
-                    context=64, prompt=8)  # fmt: skip
-        assert isinstance(found, ServingReport)
-        seconds.append(found.decode.seconds_per_step or 0.0)
-    return round((seconds[1] - seconds[0]) / 1e-3)
-
-
-@cache
-def report(model: str, target: str, weights: str, runtime: str, context: int, prompt: int, batch: int) -> ServingReport:
-    source = MODELS.get(model) or CONFIGURATIONS[ALIASES.get(model, model)]
-    found = llm(source, target=target, weights=weights, runtime=runtime, context=max(context, prompt), prompt=prompt,
-                batch=batch, name=model)  # fmt: skip
-    assert isinstance(found, ServingReport)
-    return found
-
-
-def published(folder: Path | None) -> list[Published]:
-    table = []
-    with DATA.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            context, prompt, batch = int(row["context"]), int(row["prompt"]), int(row["batch"])
-            found = report(row["model"], row["device"], row["weights"], row["runtime"], context, prompt, batch)
-            speeds = [float(row[key]) if row[key] else None for key in ("decode_tok_s", "prefill_tok_s")]
-            table.append(Published(row["device"], row["model"], row["weights"], row["runtime"], batch, *speeds, found))
+def published(folder: Path | None, tables: Sequence[Path]) -> Iterator[Published]:
+    for path in (DATA, *tables):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                context, prompt, batch = int(row["context"]), int(row["prompt"]), int(row["batch"])
+                run = row["device"], row["model"], row["weights"], row["runtime"]
+                what = row["model"], row["weights"], row["runtime"]
+                if row["decode_tok_s"]:
+                    kind = "decode" if batch == 1 else "batch"
+                    yield Published(kind, *run, float(row["decode_tok_s"]), served(*what, context, 8, batch))
+                if row["prefill_tok_s"]:
+                    yield Published("prompt", *run, float(row["prefill_tok_s"]), served(*what, prompt, prompt, 1))
     for item in folder_rows(folder) if folder else ():
-        if item.target != "apple-m1" or ALIASES.get(item.model, item.model) not in CONFIGURATIONS:
-            continue
-        runtime = "mlx" if "mlx" in item.weights else "llama.cpp"
-        found = report(item.model, item.target, item.weights, runtime, 128, 128, 1)
-        speeds = [item.tokens_per_s, item.prefill_tokens_per_s]
-        table.append(Published(item.target, item.model, item.weights, runtime, 1, *speeds, found))
-    return table
+        if item.target == "apple-m1" and ALIASES.get(item.model, item.model) in CONFIGURATIONS:
+            runtime, form = "mlx" if "mlx" in item.weights else "llama.cpp", item.weights.lower()
+            run = item.target, item.model, form, runtime
+            yield Published("decode", *run, item.tokens_per_s, served(item.model, form, runtime, 128, 8, 1))
+            if item.prefill_tokens_per_s:
+                prompt = served(item.model, form, runtime, 128, 128, 1)
+                yield Published("prompt", *run, item.prefill_tokens_per_s, prompt)
+
+
+def bounded(values: Any) -> tuple[float, float]:
+    """Return share and overhead within what kernels reach: few devices alone would tell any share."""
+    return min(max(abs(float(values[0])), 0.7), 0.95), abs(float(values[1])) * 1e-6
 
 
 def fitted(rows: Sequence[Published]) -> tuple[float, float]:
-    """Return the share of the bandwidth and the overhead per operator with the least absolute log errors."""
-    sheet = np.array([row.sheet_s for row in rows])
-    waits = np.array([operators(row.model) for row in rows])
-    seconds = np.array([row.seconds for row in rows])
+    """Return the share of the bandwidth and the overhead per operator with the least absolute log errors.
+
+    Each device counts with the root of its rows.
+    """
+    counts = {row.device: sum(other.device == row.device for other in rows) for row in rows}
 
     def loss(values: Any) -> float:
-        return float(np.abs(np.log((sheet / abs(values[0]) + waits * abs(values[1]) * 1e-6) / seconds)).sum())
+        share, wait = bounded(values)
+        logs = ((abs(np.log(row.seconds(share, wait) * row.speed)), counts[row.device]) for row in rows)
+        return float(sum(log / count**0.5 for log, count in logs))
 
-    starts = [(share, wait) for share in (0.6, 0.9) for wait in (1.0, 4.0)]
-    best = min((minimize(loss, start, method="Nelder-Mead") for start in starts), key=lambda result: result.fun)
-    return abs(float(best.x[0])), abs(float(best.x[1])) * 1e-6
+    best = minimize(loss, (0.85, 2.0), method="Nelder-Mead", options={"maxiter": 150})
+    return bounded(best.x)
 
 
-def left_out(rows: Sequence[Published], key: Callable[[Published], str]) -> list[float]:
-    """Return predicted over published speed of each row, the family fitted without its device or its model."""
-    ratios = []
-    for name in sorted({key(row) for row in rows}):
-        rest = [row for row in rows if key(row) != name]
-        if len(rest) < 2:
+def left_out(rows: Sequence[Published]) -> Iterator[tuple[float, bool]]:
+    """Yield predicted over published speed, the family fitted without the row's device, and whether it is inside."""
+    for name in sorted({row.device for row in rows}):
+        rest, own = [row for row in rows if row.device != name], [row for row in rows if row.device == name]
+        if not rest:
             continue
-        share, wait = fitted(rest)
-        for row in rows:
-            if key(row) == name:
-                ratios.append(row.seconds / (row.sheet_s / share + operators(row.model) * wait))
-    return ratios
+        is_decode = own[0].kind == "decode"
+        share, wait = fitted(rest) if is_decode else (0.0, 0.0)
+        scale = median(row.speed / row.ours[0] for row in rest)
+        for row in own:
+            speed = 1 / row.seconds(share, wait) if is_decode else scale * row.ours[0]
+            low, high = (end / row.ours[0] * speed for end in row.ours[1:])
+            yield speed / row.speed, low <= row.speed <= high
 
 
-def _summary(name: str, ratios: Sequence[float], inside: Sequence[bool] | None = None) -> None:
-    if not ratios:
-        return
-    errors = [abs(ratio - 1) for ratio in ratios]
-    held = "" if inside is None else f", intervals hold {sum(inside) / len(inside):.0%}"
-    most = np.quantile(errors, 0.9)
-    print(f"  {name}: {len(ratios)} rows, median error {median(errors):.1%}, 90 % within {most:.0%}{held}")
+def summary(name: str, found: Sequence[tuple[float, bool]]) -> None:
+    if found:
+        errors = [abs(ratio - 1) for ratio, _ in found]
+        inside = sum(is_inside for _, is_inside in found) / len(found)
+        print(f"  {name}: {len(found)} rows, median error {median(errors):.1%}, 90 % within "
+              f"{np.quantile(errors, 0.9):.0%}, in the interval {inside:.0%}")  # fmt: skip
 
 
-def main(folder: Path | None) -> None:
-    table = published(folder)
-    print(f"{'device':18} {'model':24} {'format':9} {'runtime':9} published    ours   error")
+def key(row: Published) -> tuple[str, str]:
+    return row.family.name if row.family else "CPU", row.runtime
+
+
+def main(folder: Path | None, tables: Sequence[Path]) -> None:
+    distinct = {(row.kind, row.device, row.model, row.weights, row.speed): row for row in published(folder, tables)}
+    table = [row for row in distinct.values() if row.ours[0]]
+    print(f"{'kind':7} {'device':18} {'model':24} {'format':9} {'runtime':9} published     ours   error")
     for row in table:
-        ours = row.report.decode.tokens_per_s or 0.0
-        if row.decode:
-            print(f"{row.device:18} {row.model:24} {row.weights:9} {row.runtime:9} {row.decode:9.1f} {ours:7.1f} "
-                  f"{ours / row.decode - 1:+7.1%}")  # fmt: skip
-    print("\nDecoding")
-    for family in GPU_FAMILIES:
-        rows = [row for row in table if row.family == family and row.decode and row.batch == 1]
-        own = [row for row in rows if row.runtime == "llama.cpp"]
-        if not rows:
-            continue
-        share, wait = fitted(own)
-        print(f"{family.name}: fitted share {share:.2f}, overhead {wait * 1e6:.1f} µs")
-        _decoding("as predicted", rows)
-        _summary("device left out", left_out(own, lambda row: row.device))
-        _summary("model left out", left_out(own, lambda row: row.model))
-    _decoding("all", [row for row in table if row.decode and row.batch == 1])
-    _decoding("batches", [row for row in table if row.decode and row.batch > 1])
-    print("\nPrompts")
-    for family in GPU_FAMILIES:
-        _prompts(family.name, [row for row in table if row.family == family])
-    _prompts("all", table)
-
-
-def _decoding(name: str, rows: Sequence[Published]) -> None:
-    found = [(row.decode or 0.0, row.report.decode) for row in rows]
-    inside = [(cost.low or 0) <= speed <= (cost.high or 1e9) for speed, cost in found]
-    _summary(name, [(cost.tokens_per_s or 0) / speed for speed, cost in found], inside)
-
-
-def _prompts(name: str, rows: Sequence[Published]) -> None:
-    found = [(row.prefill, row.report.prefill) for row in rows if row.prefill and row.report.prefill.tokens_per_s]
-    ratios = [(cost.tokens_per_s or 0) / (speed or 1) for speed, cost in found]
-    spreads = [(cost.high or 1) / (cost.seconds or 1) for _, cost in found]
-    _summary(name, ratios, [1 / spread <= ratio <= spread for ratio, spread in zip(ratios, spreads, strict=True)])
+        ours, low, high = row.ours
+        outside = "" if low <= row.speed <= high else "  outside"
+        print(f"{row.kind:7} {row.device:18} {row.model:24} {row.weights:9} {row.runtime:9} {row.speed:9.1f} "
+              f"{ours:8.1f} {ours / row.speed - 1:+7.1%}{outside}")  # fmt: skip
+    for kind in ("decode", "batch", "prompt"):
+        print(f"\n{kind}")
+        for group in (None, *sorted({key(row) for row in table if row.kind == kind})):
+            rows = [row for row in table if row.kind == kind and group in (None, key(row))]
+            name = "all" if group is None else " ".join(group)
+            summary(name, [(row.ours[0] / row.speed, row.ours[1] <= row.speed <= row.ours[2]) for row in rows])
+            if group is not None and group[0] != "CPU" and group[1] == "llama.cpp" and kind != "batch":
+                summary(f"{name}, device left out", list(left_out(rows)))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    arguments = [Path(item) for item in sys.argv[1:]]
+    folders = [item for item in arguments if item.is_dir()]
+    main(folders[0] if folders else None, [item for item in arguments if item.is_file()])

@@ -14,7 +14,7 @@ import itertools
 import math
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,27 @@ LEAST_GAIN = math.log(1.1)
 MOST_PAIRS = 100
 
 
+# A group with fewer pairs is not shown.
+LEAST_SHOWN = 15
+
+
+def _maker(board: Board) -> str:
+    """Return who makes a board's processor, as far as its name tells."""
+    words = f"{board.soc} {board.device}".lower()
+    makers = ("snapdragon", "qualcomm", "rockchip", "rk3", "bcm", "raspberry", "apple", "mediatek", "kirin", "loongson",
+              "allwinner", "amlogic", "nvidia", "jetson", "tegra", "intel", "amd", "phytium", "azure")  # fmt: skip
+    same = {"qualcomm": "snapdragon", "rk3": "rockchip", "raspberry": "bcm", "jetson": "nvidia", "tegra": "nvidia"}
+    maker = next((maker for maker in makers if maker in words), "other")
+    return same.get(maker, maker)
+
+
+_GROUPINGS: dict[str, Callable[[Board], str]] = {
+    "processor": _maker,
+    "threads": lambda board: str(board.threads),
+    "ncnn of": lambda board: board.day[:4],
+}
+
+
 def precision_pairs(boards: Sequence[Board], floats: Sequence[Board]) -> None:
     """Print the error of the ratio of int8 to float, the share of right signs, and what intervals hold."""
     found = hold_out_relative(boards, floats, KernelConventions())
@@ -44,6 +65,13 @@ def precision_pairs(boards: Sequence[Board], floats: Sequence[Board]) -> None:
     _line("all families", trials, trials)
     for family in dict.fromkeys(trial.family for trial in trials):
         _line(f"  {family}", [trial for trial in trials if trial.family == family], trials)
+    for title, key in _GROUPINGS.items():
+        names = [key(board) for board in boards]
+        for name in sorted(set(names)):
+            shown = [trial for trial in trials if names[trial.board] == name]
+            if len(shown) >= LEAST_SHOWN:
+                # Intervals are calibrated without the group.
+                _line(f"  {title} {name}", shown, [trial for trial in trials if names[trial.board] != name])
 
 
 def _line(label: str, shown: Sequence[Trial], trials: Sequence[Trial]) -> None:

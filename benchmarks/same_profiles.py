@@ -63,7 +63,11 @@ def main() -> None:
     outside: set[str] = set()
     for seed in ("1", "2"):
         command = [sys.executable, __file__, seed]
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)}
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]]),
+        }
         lines = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
         for line in lines.splitlines():
             if line.startswith("["):

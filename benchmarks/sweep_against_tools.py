@@ -2,12 +2,14 @@
 
     python benchmarks/sweep_against_tools.py [NET ...] [--tools PART ...] [--seed 0]
 
-Networks are those of `sweep_networks.py`, on Fashion-MNIST; `kws` was kept back while the search was developed. Each
+Networks are those of `sweep_networks.py`, on Fashion-MNIST; `densenet` and `kws` were kept back while the search was
+developed. Each
 tool runs in a process of its own, with its defaults and one thread, and writes a file; its CPU seconds are those of the
 whole process tree. Then all files are timed in one process, interleaved, batch 1, one thread, least CPU time, and
 scored on the 10 000 test images, which no tool saw. A tool that is missing or fails is a row with its reason.
 
-Tools, beside edge-opt[all]: pip install --no-deps nncf olive-ai torch-pruning
+Tools, beside edge-opt[all]: pip install --no-deps nncf olive-ai torchmetrics lightning-utilities, in a folder of their
+own that PYTHONPATH names (`--target`).
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ from edge_opt.measuring.latency import TimedCall, interleaved
 
 HERE = Path(__file__).parent
 LIMIT_S = 3600
+# What installs a package that a tool is missing.
+INSTALL = {"litert_torch": "litert-torch", "ai_edge_quantizer": "ai-edge-quantizer", "torch_pruning": "torch-pruning",
+           "olive": "olive-ai"}  # fmt: skip
 Call = Callable[[np.ndarray], np.ndarray]
 
 
@@ -123,7 +128,7 @@ def olive_int8(net: str, folder: Path) -> Path:
 
 
 def torch_pruning(net: str, folder: Path, epochs: int = 2, ratio: float = 0.5, round_to: int | None = None) -> Path:
-    """torch-pruning by its magnitude importance, trained as long as we train, in ONNX Runtime."""
+    """torch-pruning by its magnitude importance, in ONNX Runtime."""
     import torch_pruning as library
 
     model = trained(net)
@@ -132,8 +137,22 @@ def torch_pruning(net: str, folder: Path, epochs: int = 2, ratio: float = 0.5, r
         ignored_layers=[model[-1]], round_to=round_to,
     )  # fmt: skip
     pruner.step()
-    tuned = compress.finetune(model, loaders()["train"], epochs=epochs, learning_rate=RATE, progress=False)
-    return onnx_file(tuned.model.eval(), folder / "model.onnx")
+    return onnx_file(fine_tuned(model, epochs), folder / "model.onnx")
+
+
+def fine_tuned(model: torch.nn.Module, epochs: int) -> torch.nn.Module:
+    """Train as users of torch-pruning do: it brings no training of its own."""
+    train = loaders()["train"]
+    optimizer = torch.optim.AdamW(model.parameters(), RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(train))
+    model.train()
+    for _ in range(epochs):
+        for inputs, labels in train:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            schedule.step()
+    return model.eval()
 
 
 def torch_pruning_like_ours(net: str, folder: Path) -> Path:
@@ -198,6 +217,7 @@ def made_by(tool: str, net: str, folder: Path) -> dict[str, Any]:
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     outcome = folder / "outcome.json"
     facts = json.loads(outcome.read_text()) if outcome.is_file() else {"reason": f"ended with exit code {code}"}
+    print(f"{net}, {tool}: {seconds:.1f} CPU s", file=sys.stderr, flush=True)
     return {"net": net, "tool": tool, "cpu_s": round(seconds, 1), **facts}
 
 
@@ -206,6 +226,9 @@ def make(tool: str, net: str, folder: Path) -> None:
     torch.set_num_threads(1)
     try:
         facts = {"path": str(TOOLS[tool](net, folder))}
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        facts = {"reason": f"{package} is not installed: pip install --no-deps {INSTALL.get(package, package)}"}
     except Exception as error:  # whatever a tool raises is its row
         facts = {"reason": f"{type(error).__name__}: {first_line(error)}"}
     (folder / "outcome.json").write_text(json.dumps(facts))

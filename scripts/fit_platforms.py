@@ -40,6 +40,7 @@ from published_tables import AI_HUB, Board, Net, named, read_tables, timm_rows
 from edge_opt.boards.class_costs import Costs, KernelConventions, ModelWork, Vector, fit_costs, rows_with_class
 from edge_opt.boards.fused_layers import model_work
 from edge_opt.boards.platform_file import (
+    CHIPS,
     FOLDER,
     PRIORS,
     SIBLINGS,
@@ -49,7 +50,6 @@ from edge_opt.boards.platform_file import (
     matrix_lines,
     platform_text,
 )
-from edge_opt.boards.targets import SAME_CORE_SD
 
 # Cores with arithmetic in fp16, which ncnn uses for "float" unless told otherwise.
 FP16_CORES = (
@@ -59,15 +59,6 @@ FP16_CORES = (
 # Numbers of typed times that the intervals of own boards are tested with.
 TYPED = (8, 5, 3, 1)
 SAME_CHIP = "another board with this chip may differ by one common factor of 4 to 30 %; one typed time corrects it"
-
-
-# Microcontrollers of the catalogue that nobody has published times of, and a board with the same core: device, title,
-# that board and runtime, clock in GHz and where it is from.
-SAME_CORE = (
-    ("stm32f4", "STMicroelectronics STM32F4", "nucleo-l4r5zi/cpu-1/st-edge-ai/int8", 0.168, "STM32F407 data sheet"),
-    ("rp2350", "Raspberry Pi RP2350", "nucleo-u575zi-q/cpu-1/bosch-hal/int8", 0.150, "RP2350 data sheet"),
-    ("rp2040", "Raspberry Pi RP2040", "nucleo-g0b1re/cpu-1/bosch-hal/int8", 0.133, "RP2040 data sheet"),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,11 +245,9 @@ def _platform(fitted: Fitted, board: Board, costs: Costs, trials: Sequence[Trial
     everything = [trial for found in fitted.trials for trial in found]
     errors = np.array([trial.log_error for trial in inside])
     is_fp16 = board.runtime == "ncnn" and board.precision == "fp32" and board.core in FP16_CORES
-    notes = [SAME_CHIP] if board.engine == "cpu" else []
+    notes = [*([SAME_CHIP] if board.engine == "cpu" else []), *board.notes]
     if fitted.kind.name == "ncnn-cpu-int8":
         notes.append("ratios to this board's costs in float, from seven nets: convolutions and linear layers only")
-    if is_fp16:
-        notes.insert(0, "ncnn computes in fp16 on this core unless told otherwise")
     return Platform(
         name=board.key, device=board.device, title=board.title, engine=board.engine, cores=board.cores,
         runtime=board.runtime, day=board.day, precision=board.precision, threads=board.threads, core=board.core,
@@ -266,27 +255,8 @@ def _platform(fitted: Fitted, board: Board, costs: Costs, trials: Sequence[Trial
         error=float(np.median(np.abs(np.expm1(-errors)))) if len(errors) >= 5 else None,
         factor=float(np.exp(np.quantile(np.abs(errors), 0.9))) if len(errors) >= 5 else None,
         noise_ratio=noise_ratio(inside, everything, fitted.kind.spread), source=board.source, notes=tuple(notes),
+        computes_in="fp16" if is_fp16 else None,
     )  # fmt: skip
-
-
-def same_core(found: Sequence[Platform]) -> list[Platform]:
-    """Platforms of devices without a time of their own: the costs of a board with the same core, by the clocks."""
-    known = {platform.name: platform for platform in found}
-    made = []
-    for device, title, name, ghz, clock_source in SAME_CORE:
-        base = known.get(name)
-        if base is None or base.ghz is None:
-            continue
-        spread = base.costs.covariance + SAME_CORE_SD**2
-        costs = Costs(base.costs.mean + np.log(base.ghz / ghz), spread, base.costs.seen)
-        made.append(
-            replace(
-                base, name=name.replace(base.device, device), device=device, title=title, ghz=ghz, costs=costs, rows=0,
-                error=None, factor=None, origin="core", source=f"{base.source}; clock: {clock_source}",
-                notes=(f"the costs of {name} ({base.core}), at {1000 * ghz:g} instead of {1000 * base.ghz:g} MHz",),
-            )
-        )  # fmt: skip
-    return made
 
 
 def _npu_tables(folder: Path) -> tuple[Board, ...]:
@@ -379,10 +349,9 @@ def write(out: Path, fitted: Sequence[Fitted]) -> int:
     """Write every platform and the priors; files of platforms that are no longer there are removed."""
     out.mkdir(parents=True, exist_ok=True)
     found = [platform for group in fitted for platform in platforms(group)]
-    found += same_core(found)
     names = {platform.name.replace("/", "_") + ".toml": platform for platform in found}
     for path in out.glob("*.toml"):
-        if path.name not in (PRIORS, SIBLINGS, *names):
+        if path.name not in (PRIORS, SIBLINGS, CHIPS, *names):
             path.unlink()
     for name, platform in names.items():
         (out / name).write_text(platform_text(platform), encoding="utf-8")

@@ -30,6 +30,7 @@ _CUDA_ONLY = "runs on CUDA only, and torch has no kernel for shapes alone"
 # Why an operator of the database has no cost rule. An operator without a rule that is not here fails the tests.
 REASONS = {
     "matrix_exp": "the number of products follows from the norm of the matrix, which is a value",
+    "resolve_neg": "`numpy()` and `tolist()` end with it, so it is taken for values that leave torch",
     "jiterator_unary": _CUDA_ONLY,
     "jiterator_binary": _CUDA_ONLY,
     "jiterator_4inputs_with_extra_args": _CUDA_ONLY,

@@ -17,13 +17,17 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class NpuNet:
-    """A net by its name and part in the table; `family` is what it must be held out with."""
+    """A net by its name and part in the table; `family` is what it must be held out with.
+
+    `is_timed`: whether its inputs are known, so that its times tell something; which layers leave does not need them.
+    """
 
     name: str
     part: str
     family: str
     build: Callable[[], nn.Module]
     inputs: Any
+    is_timed: bool = True
 
 
 def npu_nets(torchvision: Any, timm: Any, transformers: Any) -> tuple[NpuNet, ...]:
@@ -64,8 +68,11 @@ def _timm_nets(timm: Any) -> list[NpuNet]:
         "beit": ("beit_base_patch16_224", 224),
     }
     return [
-        NpuNet(name, "", name, lambda there=there: timm.create_model(there), _image(size))
-        for name, (there, size) in sizes.items()
+        *(
+            NpuNet(name, "", name, lambda there=there: timm.create_model(there), _image(size))
+            for name, (there, size) in sizes.items()
+        ),
+        NpuNet("sam2", "encoder", "sam2", lambda: timm.create_model("sam2_hiera_tiny"), _image(1024), is_timed=False),
     ]
 
 
@@ -79,6 +86,18 @@ def _sequence_nets(transformers: Any) -> list[NpuNet]:
         ),
         NpuNet("nomic_embed_text", "", "bert", lambda: transformers.BertModel(transformers.BertConfig()), _tokens(128)),
         NpuNet("openai_clip", "", "clip", lambda: Clip(transformers), pair),
+        NpuNet(
+            "yolo_world", "text_encoder", "clip", lambda: ClipText(transformers), _tokens(77), is_timed=False,
+        ),
+        NpuNet(
+            "video_mae", "", "video_mae",
+            lambda: transformers.VideoMAEForVideoClassification(transformers.VideoMAEConfig(num_labels=400)),
+            (1, 16, 3, 224, 224),
+        ),
+        NpuNet(
+            "mobile_bert_uncased_google", "", "bert",
+            lambda: transformers.MobileBertForMaskedLM(transformers.MobileBertConfig()), _tokens(384),
+        ),
         NpuNet(
             "segformer_base", "", "segformer", lambda: transformers.SegformerForSemanticSegmentation(segformer),
             _image(512),
@@ -99,6 +118,7 @@ def _paper_nets() -> list[NpuNet]:
         NpuNet("esrgan", "", "esrgan", Esrgan, _image(128)),
         NpuNet("yamnet", "", "mobilenet_v1", YamNet, (1, 1, 96, 64)),
         NpuNet("osnet", "", "osnet", OsNet, (1, 3, 256, 128)),
+        NpuNet("superpoint", "", "superpoint", SuperPoint, (1, 1, 480, 640), is_timed=False),
         NpuNet("yolov8_det", "", "yolov8", YoloV8, _image(640)),
         NpuNet("yolov8_seg", "", "yolov8", lambda: YoloV8(has_masks=True), _image(640)),
         NpuNet("fastsam_s", "", "yolov8", lambda: YoloV8(32, 1, has_masks=True), _image(640)),
@@ -125,6 +145,38 @@ class Clip(nn.Module):
 
     def forward(self, tokens: Tensor, image: Tensor) -> Tensor:
         return self.model(input_ids=tokens, pixel_values=image).logits_per_image
+
+
+class ClipText(nn.Module):
+    """The text half of CLIP ViT-B/32, its result normalized, as YOLO-World has it (Cheng et al. 2024)."""
+
+    def __init__(self, transformers: Any) -> None:
+        super().__init__()
+        self.model = transformers.CLIPTextModelWithProjection(transformers.CLIPTextConfig())
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return functional.normalize(self.model(input_ids=input_ids).text_embeds, dim=-1)
+
+
+class SuperPoint(nn.Module):
+    """SuperPoint (DeTone et al. 2018): scores of places, and a normalized descriptor of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        width = 1
+        for outer in (64, 64, 128, 128):
+            for inner in (width, outer):
+                layers += [nn.Conv2d(inner, outer, 3, padding=1), nn.ReLU()]
+            layers, width = [*layers, nn.MaxPool2d(2)], outer
+        self.body = nn.Sequential(*layers[:-1])
+        self.places = nn.Sequential(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU(), nn.Conv2d(256, 65, 1))
+        self.descriptors = nn.Sequential(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU(), nn.Conv2d(256, 256, 1))
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        value = self.body(image)
+        scores = functional.pixel_shuffle(self.places(value).softmax(1)[:, :-1], 8)
+        return scores, functional.normalize(self.descriptors(value), dim=1)
 
 
 class DeepLabMobileNet(nn.Module):
@@ -294,7 +346,7 @@ class OmniBlock(nn.Module):
 
 
 class OsNet(nn.Module):
-    """OSNet x1.0 (Zhou et al. 2019)."""
+    """OSNet x1.0 (Zhou et al. 2019), its features normalized: the table's layer counts have the operators of that."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +358,7 @@ class OsNet(nn.Module):
         self.last = nn.Sequential(nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU())
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.last(self.body(image))
+        return functional.normalize(self.last(self.body(image)))
 
 
 class Bottleneck(nn.Module):

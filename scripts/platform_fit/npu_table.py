@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from npu_nets import NpuNet, npu_nets
@@ -16,13 +18,17 @@ from published_tables import AI_HUB, Board, Net, rows_of
 
 import edge_opt
 from edge_opt.boards.fused_layers import model_work
+from edge_opt.records.profiles import ModelProfile
 
 RUNTIMES = {"qnn_dlc": "qnn", "onnx": "onnx", "tflite": "tflite"}
 PRECISIONS = {"float": "fp16", "w8a8": "int8", "w8a16": "w8a16"}
 # Devices whose rows are those of another with the same chip; `data/fitted/siblings.toml` names them.
-SAME_ROWS = ("dragonwing-q-8750", "dragonwing-iq-x7181", "snapdragon-xr2-gen-2", "sa8255p-adp")
+SAME_ROWS = (
+    "dragonwing-q-8750", "dragonwing-iq-x7181", "snapdragon-xr2-gen-2", "sa8255p-adp", "sa8775p-adp",
+    "dragonwing-q-7790",
+)  # fmt: skip
 # Devices that have nearly the same chip: neither predicts the other in a held-out test.
-SAME_CHIP = {"dragonwing-iq-9075-evk": "sa8775p-adp"}
+SAME_CHIP = {"dragonwing-iq-9075-evk": "sa8650p-adp"}
 
 
 def device_name(title: str) -> str:
@@ -35,15 +41,58 @@ def device_name(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")
 
 
-def traced_nets() -> Iterator[tuple[NpuNet, Net]]:
-    """Every net of the table that can be built, with its layers."""
+@cache
+def traced_nets() -> tuple[tuple[NpuNet, ModelProfile], ...]:
+    """Every net of the table that can be built, traced."""
     import timm
     import torchvision
     import transformers
 
-    for item in npu_nets(torchvision, timm, transformers):
-        work = model_work(edge_opt.profile(item.build().eval(), item.inputs))
-        yield item, Net(item.name, item.family, work)
+    nets = npu_nets(torchvision, timm, transformers)
+    return tuple((item, edge_opt.profile(item.build().eval(), item.inputs)) for item in nets)
+
+
+@dataclass(frozen=True)
+class PlacedRow:
+    """A row of the table whose net can be built, and how many layers ran on the CPU; `is_whole`: all left the NPU."""
+
+    net: NpuNet
+    profile: ModelProfile
+    device: str
+    runtime: str
+    precision: str
+    cpu_layers: int
+    is_whole: bool
+
+
+def placed_rows(folder: Path) -> list[PlacedRow]:
+    """Every row of the three runtimes and precisions whose net can be built, those outside the NPU included."""
+    known = {(item.name, item.part): (item, profile) for item, profile in traced_nets()}
+    return [
+        PlacedRow(
+            *known[row["model"], row["component"]], device_name(row["device"]), RUNTIMES[row["runtime"]],
+            PRECISIONS[row["precision"]], int(row["cpu"]), row["unit"] != "NPU",
+        )
+        for row in _timed_rows(folder)
+        if (row["model"], row["component"]) in known
+    ]  # fmt: skip
+
+
+def _timed_rows(folder: Path) -> list[dict[str, str]]:
+    return [row for row in rows_of(folder, "aihub") if row["runtime"] in RUNTIMES and row["precision"] in PRECISIONS]
+
+
+def _left_notes(rows: Sequence[Mapping[str, str]], title: str, runtime: str, precision: str) -> tuple[str, ...]:
+    """A note where a tenth of the table's models or more did not run on the NPU at all."""
+    asked = (title, runtime, precision)
+    units = [
+        row["unit"] for row in rows if (row["device"], RUNTIMES[row["runtime"]], PRECISIONS[row["precision"]]) == asked
+    ]
+    left = sum(unit != "NPU" for unit in units)
+    if left < 0.1 * len(units):
+        return ()
+    text = f"{left} of {len(units)} models of the table ran on the GPU or CPU here as a whole; why is not known"
+    return (f"{text}, and their times are not part of the fit",)
 
 
 def npu_boards(folder: Path) -> tuple[Board, ...]:
@@ -52,10 +101,14 @@ def npu_boards(folder: Path) -> tuple[Board, ...]:
     Args:
         folder: where the tables are; without this one there are no boards.
     """
-    rows = [row for row in rows_of(folder, "aihub") if row["runtime"] in RUNTIMES and row["precision"] in PRECISIONS]
+    rows = _timed_rows(folder)
     if not rows:
         return ()
-    known: Mapping[tuple[str, str], Net] = {(item.name, item.part): net for item, net in traced_nets()}
+    known = {
+        (item.name, item.part): Net(item.name, item.family, model_work(profile))
+        for item, profile in traced_nets()
+        if item.is_timed
+    }
     times: dict[tuple[str, str, str], dict[str, tuple[Net, float]]] = {}
     for row in rows:
         net = known.get((row["model"], row["component"]))
@@ -71,6 +124,7 @@ def npu_boards(folder: Path) -> tuple[Board, ...]:
             device=device_name(title), title=title, soc=SAME_CHIP.get(device_name(title), device_name(title)),
             core=None, ghz=None, engine="npu", cores="all", runtime=runtime, day="2026", precision=precision,
             threads=None, source=AI_HUB, times=tuple(own.values()),
+            notes=_left_notes(rows, title, runtime, precision),
         )
         for (title, runtime, precision), own in times.items()
     )  # fmt: skip

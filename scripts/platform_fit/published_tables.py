@@ -61,7 +61,7 @@ class Board:
     """One run of a table: a device with an engine, a runtime, a precision and threads, and the times of its nets.
 
     `soc` is the chip, which several boards may share. `cores` is "all", "big" or "little". `threads` is None where
-    the table does not say. `day` is when the table had it, as precise as known.
+    the table does not say. `day` is when the table had it, as precise as known. `notes` are for the platform's file.
     """
 
     device: str
@@ -77,6 +77,7 @@ class Board:
     threads: int | None
     source: str
     times: tuple[tuple[Net, float], ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -347,6 +348,11 @@ _MLPERF_NETS: Mapping[str, Callable[[], ModelWork]] = {
 _MLPERF_RUNTIMES = {"X-CUBE-AI": "st-edge-ai", "Bosch Hardware-Aware": "bosch-hal"}
 
 
+def _mlperf_net(model: str, runtime: str) -> ModelWork:
+    is_reduced = (model, runtime) == ("vww", "st-edge-ai")
+    return nets.vww_kept_by_st() if is_reduced else _MLPERF_NETS[model]()
+
+
 def mlperf_boards(folder: Path) -> tuple[Board, ...]:
     """Microcontrollers of MLPerf Tiny; where a board was submitted several times with a runtime, its best times.
 
@@ -368,7 +374,7 @@ def mlperf_boards(folder: Path) -> tuple[Board, ...]:
         Board(
             device=device, title=device.upper(), soc=device, core=core, ghz=ghz, engine="cpu", cores="all",
             runtime=runtime, day="2024", precision="int8", threads=1, source="mlcommons/tiny_results_v1.2",
-            times=tuple((Net(model, model, _MLPERF_NETS[model]()), time) for model, time in times.items()),
+            times=tuple((Net(model, model, _mlperf_net(model, runtime)), time) for model, time in times.items()),
         )
         for (device, runtime, core, ghz), times in found.items()
     )  # fmt: skip

@@ -13,8 +13,9 @@ from edge_opt._support.checks import check_one_of
 from edge_opt.cost.rules import clear_prices, price
 from edge_opt.cost.totals import layer_costs, peak_activations, total_costs, unpriced_operators
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import ModelLike, resolve_call
+from edge_opt.loading import Loaded, ModelLike, resolve_call
 from edge_opt.records.devices import Precision
+from edge_opt.records.predictions import Prediction
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace import clear_memo, trace, trace_in_separate_process
 
@@ -70,9 +71,11 @@ def profile(
         from edge_opt.cost.conventions import find_convention
 
         find_convention(convention, "edge_opt")  # an unknown name is refused before any work is done
-    precision = _precision(model, target, precision)
-    targets = _targets(target, precision, runtime, threads)
     saved = saved_profile(model)
+    source = _source(model if saved is None else saved, target)
+    own: Precision = getattr(source, "computes_in", "fp32")
+    precision = precision or own
+    targets = _targets(target, precision, runtime, threads, source)
     if saved is None:
         module, inputs, kwargs, own_name = resolve_call(model, inputs, kwargs, trust)
         profiled = _static_profile(module, inputs, kwargs, mode, name or own_name, isolate)
@@ -81,13 +84,7 @@ def profile(
     else:
         profiled = saved if name is None else replace(saved, name=name)
     if targets:
-        from edge_opt.boards.estimate import predictions
-
-        predicted = predictions(profiled, targets, precision, threads)
-        if saved is None and any(target.spec.microcontroller for target in targets):
-            from edge_opt.boards.mcu_memory import with_mcu_memory
-
-            predicted = with_mcu_memory(predicted, targets, profiled, module)
+        predicted = _predictions(profiled, targets, precision, threads, runtime, module if saved is None else None)
         profiled = replace(profiled, predictions=predicted)
     if measure is not False:
         from edge_opt.measuring.session import measure as measured_now
@@ -102,15 +99,36 @@ def profile(
     return under_convention(profiled, convention)
 
 
-def _precision(model: object, target: Target | Sequence[Target] | None, precision: Precision | None) -> Precision:
-    """Return the precision that is asked for; else that of a file with a target, else fp32."""
-    if precision is not None or target is None:
-        return precision or "fp32"
+def _predictions(
+    profiled: ModelProfile,
+    targets: Sequence[ResolvedTarget],
+    precision: Precision,
+    threads: int | None,
+    runtime: str | None,
+    module: Any,
+) -> tuple[Prediction, ...]:
+    """Return what the model takes on each target; `module` is None for a saved profile."""
+    from edge_opt.boards.estimate import predictions
+    from edge_opt.model_files.file_model import FileModel
+
+    file = module.file if isinstance(module, FileModel) else None
+    predicted = predictions(profiled, targets, precision, threads, file)
+    if module is None or not any(target.spec.microcontroller for target in targets):
+        return predicted
+    from edge_opt.boards.mcu_memory import with_mcu_memory
+
+    return with_mcu_memory(predicted, targets, profiled, module, runtime)
+
+
+def _source(model: object, target: Target | Sequence[Target] | None) -> object:
+    """Return what the precision and runtime on a target follow from: a profile, or a file's module; None: nothing."""
+    if target is None:
+        return None
     if isinstance(model, (str, PathLike)) and fspath(model).lower().endswith((".tflite", ".onnx")):
         from edge_opt.loading import load_model
 
-        model = load_model(model).model
-    return getattr(model, "computes_in", "fp32")
+        model = load_model(model)
+    return model.model if isinstance(model, Loaded) else model
 
 
 def _static_profile(
@@ -164,6 +182,7 @@ def _targets(
     precision: str,
     runtime: str | None = None,
     threads: int | None = None,
+    model: object = None,
 ) -> tuple[ResolvedTarget, ...]:
     """Resolve the targets before any work is done."""
     check_one_of("precision", precision, get_args(Precision))
@@ -173,7 +192,7 @@ def _targets(
     if target is not None:
         from edge_opt.boards.targets import resolve_targets
 
-        return resolve_targets(target, precision, runtime=runtime, threads=threads)
+        return resolve_targets(target, precision, runtime=runtime, threads=threads, model=model)
     if precision != "fp32":
         raise InvalidInput(f"precision={precision!r} requires target=, such as target='raspberry-pi-4'")
     return ()

@@ -12,8 +12,14 @@ from ai_edge_quantizer import quantizer, recipe
 from torch import nn
 
 import edge_opt as eo
+from edge_opt import units
 from edge_opt.boards.mcu_memory import CORES, RAM_MARGIN_BYTES
+from edge_opt.budgets.budget_metrics import TRIAL_METRICS, parse_budget
 from edge_opt.errors import InvalidInput, UnknownDevice, UnreadableModel
+from edge_opt.model import SmallCNN
+from edge_opt.model_files.tflm_arena import replanned_head, tflm_arena
+from edge_opt.model_files.tflm_graph import read_tflm
+from edge_opt.model_files.tflm_kernels import TflmBuild
 from edge_opt.model_files.tflm_support import code_size
 from tflite_graphs import Graph, Op, Scaled, State, conv, write
 from tflm import SINE, recorded
@@ -239,6 +245,7 @@ class Mixed(nn.Module):
 
 
 def test_a_model_needs_before_conversion_what_its_file_needs_after(tmp_path: Path) -> None:
+    torch.manual_seed(1)  # which input of a concatenation is converted to the common scale depends on ranges
     model, shape = Mixed().eval(), (1, 3, 24, 24)
     source, path = tmp_path / "float.tflite", tmp_path / "model.tflite"
     litert_torch.convert(model, (torch.randn(shape),)).export(str(source))
@@ -265,3 +272,30 @@ def test_an_operator_that_is_not_known_before_conversion_leaves_the_verdict_open
     prediction = eo.profile(nn.Sequential(nn.Linear(8, 8), nn.GELU()), (1, 8), target="rp2040").prediction
     assert prediction is not None and prediction.mcu is None and not prediction.ram_bytes
     assert any("gelu" in remark for remark in prediction.remarks)
+
+
+def test_advice_names_the_layers_at_the_peak_and_plans_each_change_again() -> None:
+    memory = eo.mcu_memory(SmallCNN(), (1, 1, 28, 28), core="cortex-m4")
+    # The first layer's 16 channels of 28 x 28, and its pool of 14 x 14.
+    first, pool = 28 * 28 * 16, 14 * 14 * 16
+    assert [(part.name, part.nbytes) for part in memory.peak_tensors] == [("conv1", first), ("pool1", pool)]
+    advice = dict(line.rsplit(": ", 1) for line in memory.advice)
+    assert advice["half the channels of conv1"] == units.size(first // 2 + pool)
+    assert advice["inputs of half the height and width"] == units.size((first + pool) // 4)
+
+
+def test_a_file_in_float_is_advised_int8() -> None:
+    memory = eo.mcu_memory(SmallCNN(), (1, 1, 28, 28), core="cortex-m4", precision="fp32")
+    advice = dict(line.rsplit(": ", 1) for line in memory.advice)
+    assert advice["int8 instead of float32, inputs included"] == units.size(28 * 28 * 16 + 14 * 14 * 16)
+
+
+def test_an_unchanged_plan_has_the_same_head(tmp_path: Path) -> None:
+    graph = read_tflm(many_small(tmp_path))
+    arena = tflm_arena(graph, TflmBuild("reference", "dsp", 4, 1, False))
+    assert replanned_head(arena.buffers, {}) == arena.head_bytes
+
+
+def test_a_sweep_takes_the_budgets_of_a_profile() -> None:
+    assert parse_budget("ram_kib <= 256", TRIAL_METRICS).metric == "target_ram_kib"
+    assert parse_budget("flash_kib <= 1024", TRIAL_METRICS).metric == "target_flash_kib"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
 import edge_opt as eo
@@ -99,3 +101,134 @@ def test_a_device_with_the_same_npu_is_less_certain(profile: ModelProfile) -> No
 def test_every_sibling_has_a_device_that_was_timed() -> None:
     names = {platform.device for platform in fitted_platforms()}
     assert {"galaxy-s22", "galaxy-s23", "galaxy-s24", "galaxy-s25", "galaxy-s26", "snapdragon-8-gen-3"} <= names
+
+
+RB3 = "dragonwing-rb3-gen-2-vision-kit"  # an NPU without fp16
+
+
+class Leaving(nn.Module):
+    """Two layer norms of 4 x 8 elements, a lookup of tokens and a normalized result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(10, 8), nn.Linear(8, 8)
+        self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        value = self.second(self.linear(self.first(self.table(tokens))))
+        return nn.functional.normalize(value, dim=-1)
+
+
+@pytest.fixture(scope="module")
+def leaving() -> ModelProfile:
+    return eo.profile(Leaving(), eo.InputSpec((1, 4), dtype="int64"))
+
+
+def left(profile: ModelProfile, device: str, runtime: str) -> dict[str, str]:
+    there = eo.estimate(profile, device, "int8", runtime=runtime)
+    return {item.operator: item.engine for item in there.departures}
+
+
+def test_float_operators_leave_an_npu_of_integers(leaving: ModelProfile) -> None:
+    assert left(leaving, RB3, "tflite") == {"LayerNorm": "cpu", "L2 normalization": "cpu"}
+    assert left(leaving, RB3, "onnx") == {"L2 normalization": "cpu", "embedding of the input": "cpu"}
+    assert left(leaving, RB3, "qnn") == {}
+    assert left(leaving, "galaxy-s24", "tflite") == {}
+
+
+def test_a_hand_over_takes_its_call_and_its_elements(leaving: ModelProfile) -> None:
+    there = eo.estimate(leaving, RB3, "int8", runtime="tflite")
+    norms, lengths = there.departures
+    # 1.58 ms a call and 10.2 ns an element: 4 x 8 of each norm, one length of each of 4 tokens
+    assert norms.seconds == pytest.approx((1.58e-3 + 32 * 10.2e-9,) * 2)
+    assert lengths.seconds == pytest.approx((1.58e-3 + 4 * 10.2e-9,))
+    work, platform = model_work(leaving), resolve_target(RB3, "int8", runtime="tflite").platform
+    assert platform is not None and there.seconds is not None
+    added_s = sum((*norms.seconds, *lengths.seconds))
+    assert there.seconds == pytest.approx(fitted_time(work, platform).seconds + added_s)
+    assert [layer.path for layer in there.layers if layer.engine == "cpu"] == ["", "first", "second"]
+    assert there.cpu_layers == 3
+
+
+def test_the_gpu_takes_the_only_layer_norm() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    there = eo.estimate(eo.profile(net, (1, 4, 8)), RB3, "int8", runtime="tflite")
+    assert [item.engine for item in there.departures] == ["gpu"]
+    assert there.cpu_layers == 0
+
+
+def test_3d_convolutions_leave_with_their_macs() -> None:
+    net = eo.profile(nn.Conv3d(2, 4, 3, padding=1, bias=False), (1, 2, 8, 8, 8))
+    [item] = eo.estimate(net, RB3, "int8", runtime="tflite").departures
+    # 8 x 8 x 8 places x 4 filters x 2 channels x 27, at 0.042 ns
+    assert item.seconds == pytest.approx((1.58e-3 + 512 * 4 * 2 * 27 * 0.042e-9,))
+
+
+def test_layers_on_the_cpu_are_a_budget(leaving: ModelProfile) -> None:
+    def kept(device: str) -> bool:
+        there = replace(leaving, predictions=(eo.estimate(leaving, device, "int8", runtime="tflite"),))
+        return eo.check(there, "cpu_layers <= 0").passed
+
+    assert not kept(RB3) and kept("galaxy-s24")
+
+
+def test_a_cpu_has_no_count_of_layers_that_left(profile: ModelProfile) -> None:
+    assert eo.estimate(profile, "raspberry-pi-4").cpu_layers is None
+
+
+class Scaled(nn.Module):
+    """A table of 32 x 8 that follows from weights alone, added to an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.gain = nn.Parameter(torch.zeros(32, 8)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value + (self.table * self.gain).sigmoid()
+
+
+def test_what_follows_from_weights_is_folded() -> None:
+    work = model_work(eo.profile(Scaled(), (1, 32, 8)))
+    assert [layer.is_constant for layer in work.works] == [True, True, False]
+    assert work.quantities(BLOCKS)[CLASSES.index("layers")] == 1
+    assert work.quantities(KernelConventions())[CLASSES.index("layers")] == 3  # an eager runtime computes it again
+
+
+def test_work_that_was_never_measured_has_no_time() -> None:
+    net = eo.profile(nn.LSTM(64, 128, batch_first=True), (1, 50, 64))
+    there = eo.estimate(net, "galaxy-s24", "fp16", runtime="qnn")
+    assert there.seconds is None and there.low is None and there.high is None
+    assert "recurrent layers" in there.outside
+    assert there.remarks[0].startswith("outside what was measured there: recurrent layers")
+    assert all(layer.seconds is None for layer in there.layers)
+
+
+def test_a_device_by_its_ratio_to_another_says_so(profile: ModelProfile) -> None:
+    base, own = (
+        eo.estimate(profile, name, "int8", runtime="qnn") for name in ("galaxy-s26", "snapdragon-8-elite-gen-6-qrd")
+    )
+    assert base.seconds is not None and own.seconds == pytest.approx(0.96 * base.seconds)
+    assert any("0.96 times those of galaxy-s26" in remark for remark in own.remarks)
+
+
+QUANTIZED = {(runtime, precision) for runtime in ("qnn", "onnx") for precision in ("int8", "w8a16")}
+LAPTOP = QUANTIZED | {("qnn", "fp16"), ("onnx", "fp16")}
+PHONE = LAPTOP | {("tflite", "fp16"), ("tflite", "int8")}
+CAR = {(runtime, precision) for runtime, precision in PHONE if runtime != "onnx"}
+SMALL = QUANTIZED | {("tflite", "int8")}
+# Every device of Qualcomm's table, by its name there, and the runtimes and precisions that it has rows in.
+TIMED = {
+    **dict.fromkeys(("galaxy-s22", "galaxy-s24", "galaxy-s25", "galaxy-s26", "qcs8550", "snapdragon-xr2-gen-2"), PHONE),
+    **dict.fromkeys(("snapdragon-8-elite-gen-6-qrd", "snapdragon-8-elite-extreme-gen-6-qrd"), PHONE),
+    **dict.fromkeys(("arduino-ventuno-q", "dragonwing-iq-9075-evk", "dragonwing-q-8750"), PHONE),
+    **dict.fromkeys(("snapdragon-x-elite-crd", "snapdragon-x2-elite-crd", "dragonwing-iq-x7181"), LAPTOP),
+    **dict.fromkeys(("sa7255p-adp", "sa8255p-adp", "sa8295p-adp", "sa8650p-adp", "sa8775p-adp"), CAR),
+    **dict.fromkeys(("dragonwing-q-6690-mtp", "dragonwing-q-7790", "snapdragon-7-gen-4-qrd", RB3), SMALL),
+}
+
+
+def test_exactly_the_runtimes_and_precisions_with_rows_have_a_figure() -> None:
+    assert len(TIMED) == 23
+    for device, timed in TIMED.items():
+        known = {(item.runtime, item.precision) for item in fitted_platforms(device) if item.engine == "npu"}
+        assert known == timed, device

@@ -259,7 +259,7 @@ def test_the_bandwidth_is_measured_on_the_engine_before_it_is_on_paper(
 
 
 def test_a_bandwidth_of_another_engine_is_not_borrowed() -> None:
-    known = eo.device("jetson-orin-nx")
+    known = eo.device("jetson-orin-nano")
     measured = replace(known, bandwidths=tuple(item for item in known.bandwidths if item.engine == "cpu"))
     assert used_bandwidth(measured, "gpu") is None
     assert used_bandwidth(measured, "cpu") is not None

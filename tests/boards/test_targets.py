@@ -63,9 +63,17 @@ def test_several_targets_stand_in_the_order_asked_for(board: Path) -> None:
     assert [item.target for item in found.predictions] == ["jetson-nano", "my-board", "raspberry-pi-4"]
     assert found.prediction is found.predictions[0]
     assert {item.precision for item in found.predictions} == {"fp16"}
-    # Only the Nano has a peak in fp16; the others compute in fp32.
-    widened = ["computes in fp32" in " ".join(item.remarks) for item in found.predictions]
-    assert widened == [False, True, True]
+    # Only the Nano has a peak in fp16.
+    assert [item.seconds is None for item in found.predictions] == [False, True, True]
+
+
+def test_bytes_of_layers_are_those_of_the_precision_on_the_target() -> None:
+    found = eo.profile(nn.Linear(8, 4), (2, 8), target="raspberry-pi-4", precision="int8")
+    row = found.to_dataframe().iloc[0]
+    # 8 × 4 weights of one byte and 4 biases of four; 2 × 4 outputs of one byte
+    assert (row.param_bytes, row.activation_bytes, row.peak_live_bytes) == (8 * 4 + 4 * 4, 2 * 4, 2 * 4)
+    assert "bytes are those of int8" in str(found)
+    assert found.totals.param_bytes == 4 * (8 * 4 + 4)  # the profile itself stays in float
 
 
 def test_without_a_target_there_is_no_prediction() -> None:
@@ -280,7 +288,7 @@ def test_at_its_own_precision_a_model_needs_what_its_profile_says() -> None:
 
 @pytest.fixture(scope="module")
 def compared() -> TargetComparison:
-    return eo.compare_targets(SmallCNN(), SHAPE, ["raspberry-pi-4", "rp2040", "apple-a16"])
+    return eo.compare_targets(SmallCNN(), SHAPE, ["raspberry-pi-4", "rp2040", "radeon-780m"])
 
 
 def test_targets_side_by_side_agree_with_their_parts(compared: TargetComparison) -> None:
@@ -298,7 +306,7 @@ def test_targets_side_by_side_agree_with_their_parts(compared: TargetComparison)
     assert microcontroller.prediction == replace(estimate(profile, "rp2040"), mcu=mcu)
     assert (microcontroller.fits, microcontroller.needed_bytes, microcontroller.batch) == (True, mcu.arena_bytes, None)
     assert (phone.fits, phone.ram_bytes, phone.batch) == (None, (), None)
-    assert phone.remarks == ("the RAM of apple-a16 is unknown, so whether the model fits is too",)
+    assert phone.remarks == ("the RAM of radeon-780m is unknown, so whether the model fits is too",)
 
 
 def test_a_model_that_is_too_large_does_not_fit_and_int8_makes_it(board: Path) -> None:
@@ -356,7 +364,7 @@ def test_the_comparison_reads_well_and_goes_into_tables(compared: TargetComparis
     text = str(compared)
     header, _, *rows = text.splitlines()
     assert header.split("  ")[0] == "Target"
-    assert [row.split()[0] for row in rows[:3]] == ["raspberry-pi-4", "rp2040", "apple-a16"]
+    assert [row.split()[0] for row in rows[:3]] == ["raspberry-pi-4", "rp2040", "radeon-780m"]
     assert rows[1].split()[1:3] == ["yes", "unknown"]
     assert "rp2040: the bandwidth is unknown" in text
     assert any(note.startswith("rp2040: the bandwidth of rp2040 is unknown") for note in compared.notes)
@@ -380,3 +388,31 @@ def test_an_unknown_precision_is_refused() -> None:
         eo.compare_targets(SmallCNN(), SHAPE, "pi4", precision="int3")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="precision is 'int3'"):
         eo.fit_batch(SmallCNN(), SHAPE[1:], memory_limit_mb=1, precision="int3")  # type: ignore[arg-type]
+
+
+def test_engines_of_a_microcontroller_differ_by_their_measured_ratio() -> None:
+    seconds = {}
+    for runtime in ("st-edge-ai", "tflm", "tflm-reference", "tinyengine"):
+        there = eo.profile(SmallCNN(), (1, 1, 28, 28), target="stm32h747", precision="int8", runtime=runtime).prediction
+        assert there is not None and there.seconds is not None and there.mcu is not None
+        kernels = {"tflm-reference": "reference", "st-edge-ai": "st-edge-ai"}
+        assert there.mcu.kernels == kernels.get(runtime, "cmsis-nn")
+        seconds[runtime] = there.seconds
+    # Geometric means over the nets of tinyengine's table that both engines ran: 10, 10 and 11 of them.
+    assert seconds["tflm"] / seconds["st-edge-ai"] == pytest.approx(1.673, rel=1e-3)
+    assert seconds["tflm-reference"] / seconds["tflm"] == pytest.approx(17.98 / 1.673, rel=1e-3)
+    assert seconds["tinyengine"] < seconds["st-edge-ai"]
+
+
+def test_an_engine_on_another_core_is_less_certain() -> None:
+    widths = []
+    for board in ("nucleo-h743zi", "nrf52840"):
+        there = eo.profile(SmallCNN(), (1, 1, 28, 28), target=board, precision="int8", runtime="tflm").prediction
+        assert there is not None and there.high is not None and there.low is not None
+        widths.append(there.high / there.low)
+    assert widths[0] < widths[1]
+
+
+def test_a_core_without_times_has_no_engines() -> None:
+    with pytest.raises(InvalidInput, match="tflm"):
+        eo.profile(SmallCNN(), (1, 1, 28, 28), target="esp32-s3", precision="int8", runtime="tflm")

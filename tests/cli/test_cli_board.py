@@ -99,7 +99,14 @@ def test_devices_lists_the_platforms_of_one(tmp_path: Path) -> None:
     code, out, _ = run("devices", "raspberry-pi-4")
     assert code == 0
     rows = [line.split() for line in out.splitlines()]
-    assert ["raspberry-pi-4/cpu-1/ncnn/fp32", "fitted", "4.0%", "23"] in [row[:4] for row in rows]
+    assert ["raspberry-pi-4/cpu-1/ncnn/fp32", "fitted", "fp32", "4.0%", "23"] in [row[:5] for row in rows]
+    # 58.93 ms were published at 1.5 GHz; the prediction is for 1.8 GHz.
+    [squeezenet] = [row for row in rows if row[:1] == ["squeezenet1_1"]]
+    assert squeezenet[1:8] == ["ncnn", "2022-01-17", "4", "1.50", "GHz", "58.9", "ms"]
+    assert squeezenet[-3:-1] == ["1.34", "no"] and "3 of 11 published times lie in the 90 % interval" in " ".join(
+        out.split()
+    )
+    assert "raspberry-pi-5/cpu-4/ncnn/fp32 fitted fp16" in " ".join(run("devices", "raspberry-pi-5")[1].split())
     assert ["raspberry-pi-4/cpu/roofline/fp32", "roofline"] in [row[:2] for row in rows]
     assert "no time" in run("devices", "hailo-8")[1]
     assert " fitted " in run("devices", "orange-pi-zero-2")[1]

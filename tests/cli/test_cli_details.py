@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import edge_opt as eo
 from edge_opt._support.extras import pip_name
 from edge_opt.cli import app
+from edge_opt.cli.arguments import load_batches
 from edge_opt.errors import EdgeOptError
 from edge_opt.model import SmallCNN
 
@@ -32,6 +33,8 @@ def test_tensors_in_a_dict_are_refused_with_the_way_that_works(tmp_path: Path) -
     for text in ("{'x': 1x4}", "batch={'x': '1x4'}"):
         result = CliRunner().invoke(app, ["profile", f"{file}:model", "-i", text])
         assert result.exit_code == 2 and "--inputs file.py:inputs" in result.stderr
+    result = CliRunner().invoke(app, ["profile", f"{file}:model", "-i", "1x4"])
+    assert result.exit_code == 2 and "def inputs(): return [{'x': ...}], -i file.py:inputs" in result.stderr
     result = CliRunner().invoke(app, ["profile", f"{file}:model", "-i", f"{file}:inputs", "--json"])
     assert json.loads(result.stdout)["totals"]["macs"] == 4 * 2
 
@@ -81,3 +84,11 @@ def test_without_file_locks_run_and_sweep_say_which_systems_work(monkeypatch: py
     monkeypatch.delitem(sys.modules, "edge_opt.search.locks", raising=False)
     with pytest.raises(EdgeOptError, match="need Linux, macOS or WSL"):
         importlib.import_module("edge_opt.search.locks")
+
+
+@pytest.mark.parametrize("returned", ["train, train", "{'train': train, 'validation': None}", "train"])
+def test_calibration_takes_the_loaders_of_a_sweep(returned: str, tmp_path: Path) -> None:
+    lines = ("import torch", "from torch.utils.data import DataLoader", "", "def loaders():")
+    body = f"    train = DataLoader(torch.ones(4, 3), batch_size=2)\n    return {returned}\n"
+    (tmp_path / "data.py").write_text("\n".join(lines) + "\n" + body)
+    assert [batch.shape for batch in load_batches(f"{tmp_path}/data.py:loaders")] == [(2, 3), (2, 3)]

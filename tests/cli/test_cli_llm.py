@@ -60,7 +60,7 @@ def test_what_does_not_fit_may_fail_a_build(configuration: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["-c", "1000"], "context is 1000, and small was made for 512 positions"),
+        (["-c", "1000"], "context is 1000, and the maximum of small is 512"),
         (["-t", "rp2040"], "the bandwidth of rp2040 is unknown"),
         (["-w", "q9"], "no weight format named 'q9'"),
         (["-o", "out.pdf"], "use one of .html, .json, .md, .txt"),

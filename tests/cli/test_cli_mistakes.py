@@ -84,3 +84,39 @@ def test_a_mistake_is_answered_in_three_lines(
     assert fix in done.stderr
     assert sum(len(textwrap.wrap(text, 100)) for text in done.stderr.splitlines()) <= 3
     assert not re.search(r"\b[a-z_]+=(?=[\s,;:.]|$)", done.stderr), "a parameter of Python"
+
+
+# Options that a command would ignore, with the file or the options that make it so.
+WITHOUT_EFFECT = [
+    ("profile net.py:Net -i 1x1x8x8", "--min-time 2", "without --measure"),
+    ("profile net.py:Net -i 1x1x8x8", "--idle-uw 3", "without --battery"),
+    ("profile net.onnx", "--mode train", "on a file"),
+    ("profile net.onnx", "--trust", "on net.onnx"),
+    ("check p.json --budget 'macs <= 1G'", "--inputs 1x1x8x8", "on a saved profile"),
+    ("check p.json --budget 'macs <= 1G'", "--batch 2", "on a saved profile"),
+    ("check net.py:Net --budget 'macs <= 1G'", "--min-time 2", "without a budget on a measured figure"),
+    ("check net.py:Net --budget 'macs <= 1G'", "--optimizer sgd", "without a budget on a training step"),
+    ("check net.py:Net --budget 'macs <= 1G'", "--target raspberry-pi-4", "without a budget on a figure of it"),
+    ("compare a.json b.json", "--inputs 1x1x8x8", "on saved profiles"),
+    ("compare net.py:Net b.json", "--min-time 2", "without --measure"),
+    ("explain a.json b.json", "--threads 2", "on saved profiles"),
+    ("reconcile a.json --with thop", "--batch 2", "on a saved profile"),
+    ("convert net.tflite --runtime tflm", "--precision int8", "on a .tflite file"),
+    ("convert net.py:Net -i 1x1x8x8", "--core cortex-m7", "without --runtime tflm"),
+    ("convert net.py:Net -i 1x1x8x8", "--scheme dynamic", "without --precision int8"),
+    ("convert net.py:Net -i 1x1x8x8", "--calibration-batches 2", "without --calibration"),
+    ("prune net.py:Net -i 1x1x8x8 --ratio 0.5", "--seed 3", "without --importance random"),
+    ("prune net.py:Net -i 1x1x8x8 --ratio 0.5", "--strict", "without --macs-target"),
+    ("train-cost net.py:Net -i 1x1x8x8 --largest-batch", "--suggest", "with --largest-batch"),
+    ("llm config.json", "--engine gpu", "without --target"),
+    ("llm config.json", "--strict", "without --target or --ram"),
+    ("run", "--insecure", "without --scheduler"),
+    ("sweep net.py:Net --data net.py:loaders --scheduler tls://host:1", "--workers 2", "with --scheduler"),
+]
+
+
+@pytest.mark.parametrize(("line", "option", "reason"), WITHOUT_EFFECT, ids=lambda text: text)
+def test_an_option_without_effect_is_refused(line: str, option: str, reason: str) -> None:
+    shown = CliRunner().invoke(app, shlex.split(f"{line} {option}"))
+    assert shown.exit_code == 2
+    assert shown.stderr.startswith(f"error: {option.partition(' ')[0]} has no effect {reason}")

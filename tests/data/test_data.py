@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_opt.data import Splits, datasets, load_splits
-from edge_opt.data.datasets import fingerprint, part_indices, read_idx, stratified_order
+from edge_opt.data.datasets import fingerprint, part_indices, read_idx, splits_of, stratified_order
 from edge_opt.errors import DataNotFound, InvalidInput, ModelNotFound
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -314,3 +314,10 @@ def test_the_bundled_digits_are_scikit_learn_s() -> None:
     bunch = load_digits()
     digest = hashlib.sha256(bunch.images.tobytes() + bunch.target.astype(np.int64).tobytes()).hexdigest()
     assert datasets.digits().checksums == (("sklearn.datasets.load_digits", digest),)
+
+
+def test_loaders_in_the_usual_order_need_no_names() -> None:
+    train, validation, test = ([(torch.zeros(2, 1), torch.zeros(2))] for _ in range(3))
+    splits = splits_of((train, validation, test), "loaders", 1)
+    assert (splits.train, splits.validation, splits.test) == (train, validation, test)
+    assert splits_of((train, validation), "loaders", 1).test is None

@@ -44,7 +44,7 @@ def test_two_files_are_explained_by_their_kernels(files: dict[str, str]) -> None
 
 
 def test_a_model_and_its_conversion(files: dict[str, str]) -> None:
-    arguments = ["explain", MODEL, f"{MODEL}@fp32", "-i", SHAPE, "--min-time", "0.02", "--json"]
+    arguments = ["explain", MODEL, f"{MODEL}@fp32", "-i", SHAPE, "--json"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)

@@ -105,7 +105,7 @@ def test_a_calibration_with_a_figure_that_cannot_be_is_refused(change: Change, s
     ("text", "said"),
     [
         ("a: &a [*a]\n", "unknown key 'a'"),
-        ("a: " + "[" * 3000, "nested deeper"),
+        ("a: " + "[" * 3000, "50 brackets inside each other"),
         ("epochs: 1000000000000\n", "epochs is 1000000000000; it should be less than or equal to 100000"),
         ("learning_rate: .inf\n", "learning_rate is inf; it should be a finite number"),
         ("learning_rate: .nan\n", "learning_rate is nan; it should be"),

@@ -10,9 +10,8 @@ import pytest
 from rich.cells import cell_len
 
 import edge_opt as eo
-from edge_opt.report.sheets import Column, Sheet, grid, record_text, sheet_of, sheet_text, wrapped
+from edge_opt.report.sheets import Column, grid, record_text, sheet_of, sheet_text, wrapped
 from edge_opt.report.table import module_tree
-from edge_opt.report.target_tables import device_table
 from needed import needed
 from rendering import render
 from shown import profiled, records, served
@@ -30,7 +29,6 @@ OWN: dict[str, Callable[[int], str]] = {
     "targets": lambda width: record_text(records()["targets"], width),
     "targets, all": lambda width: sheet_text(sheet_of(records()["targets"]), width),
     "training step": lambda width: record_text(records()["training step"], width),
-    "devices": lambda width: sheet_text(Sheet("", (device_table(eo.devices()),)), width),
 }
 
 
@@ -87,9 +85,7 @@ def test_several_targets_have_at_most_three_lines_of_notes_at_80_columns() -> No
     assert all(note.split()[-1] in everything for note in records()["targets"].notes)
 
 
-def test_the_catalogue_and_targets_spell_out_every_name_at_60_columns() -> None:
-    names = {spec.name for spec in eo.devices()}
-    assert names <= {line.split()[0] for line in OWN["devices"](60).splitlines() if line}
+def test_targets_spell_out_every_name_at_60_columns() -> None:
     targets = {fit.prediction.target for fit in records()["targets"].targets}
     assert targets <= {line.split()[0] for line in record_text(records()["targets"], 60).splitlines() if line}
 

@@ -263,3 +263,19 @@ def test_wrong_use_of_a_sweep_is_one_sentence_and_exit_2(tmp_path: Path, words: 
     common = ["sweep", "edge_opt.model:SmallCNN", "--data", f"{tmp_path}/own.py:loaders", "-o", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*common, *words])
     assert done.exit_code == 2 and sentence in done.stderr, done.output
+
+
+@pytest.mark.parametrize("text", ["{" * 5000, "epochs: 1\n" * 50_000], ids=["deep", "long"])
+def test_a_file_that_takes_long_to_parse_is_refused_before(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidConfig, match="too large"):
+        read_config(path)
+
+
+def test_a_file_full_of_faults_names_the_first_ones(tmp_path: Path) -> None:
+    path = tmp_path / "faults.yaml"
+    path.write_text("".join(f"key{number}: 1\n" for number in range(1000)), encoding="utf-8")
+    with pytest.raises(InvalidConfig, match="unknown key 'key0'(.|\n)*and 99[0-9] more") as refused:
+        read_config(path)
+    assert len(str(refused.value)) < 2000

@@ -24,11 +24,17 @@ def trained():
 
 def metric(outputs, targets):
     forever() if os.environ["HANGS"] == "metric" else None
-    return 1.0
+    return 10**400 if os.environ["HANGS"] == "huge metric" else 1.0
+
+class Broken:
+    def __iter__(self):
+        raise OSError("the disk is gone")
 
 def loaders():
     forever() if os.environ["HANGS"] == "loaders" else None
-    batches = [(torch.zeros(8, 1, 28, 28), torch.arange(8))]
+    batches = [(torch.zeros(8, 3 if os.environ["HANGS"] == "shape" else 1, 28, 28), torch.arange(8))]
+    if os.environ["HANGS"] == "iterator":
+        batches = Broken()
     return {"train": batches, "validation": batches}
 
 class Hanging:
@@ -42,6 +48,23 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("hangs") / "hanging_net.py"
     path.write_text(CODE)
     return str(path)
+
+
+@pytest.mark.parametrize(
+    ("way", "sentence"),
+    [
+        ("shape", "the first call of model, loss and metric raised RuntimeError: Given groups=1"),
+        ("iterator", "loading the data raised OSError: the disk is gone"),
+        ("huge metric", "it must return a number"),
+    ],
+)
+def test_what_the_users_code_raises_is_one_sentence(
+    file: str, way: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANGS", way)
+    metric = {"metric": f"{file}:metric", "metric_direction": "higher"}
+    with pytest.raises(InvalidInput, match=sentence):
+        eo.sweep(f"{file}:trained", f"{file}:loaders", output=tmp_path, **metric)
 
 
 @pytest.mark.parametrize("hangs", ["trained", "loaders", "metric"])

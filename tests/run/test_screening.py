@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from edge_opt.compress import prune
+from edge_opt.compress import finetune, prune
 from edge_opt.data import Splits, load_splits
+from edge_opt.errors import Disagrees
 from edge_opt.model import SmallCNN
 from edge_opt.pruning.plan import make_plan
 from edge_opt.records.sweeps import Candidate
 from edge_opt.run import job as job_module
-from edge_opt.run import variants
+from edge_opt.run import screen_runtimes, variants
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import Baseline, PipelineJob
 from edge_opt.run.model_and_data import ModelAndData, summarize_score, torch_threads
 from edge_opt.run.screening import Place, bisect_last, choose_ratios, screen
 from edge_opt.run.variants import variant_of
+from edge_opt.runtimes.registry import find_runtime
+from edge_opt.search.space import Pair
 
 
 @pytest.mark.parametrize(
@@ -147,3 +151,75 @@ def test_training_for_int8_leaves_float_candidates_alone(tmp_path: Path) -> None
     assert all(torch.equal(tensor, before[name]) for name, tensor in float_one.model.state_dict().items())
     assert not torch.equal(rounded.model.conv1.weight, before["conv1.weight"])
     assert rounded.model.conv1.weight.shape == before["conv1.weight"].shape
+
+
+@pytest.mark.slow
+def test_int8_that_loses_too_much_or_is_refused_is_trained_with_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = load_splits("digits", train_subset=512, val_subset=64, calibration_batches=1)
+    torch.manual_seed(0)
+    net = finetune(SmallCNN(8, 8), splits.train, epochs=2, learning_rate=1e-2, progress=False).model.eval()
+    inputs = next(iter(splits.validation))[0]
+    with torch.no_grad():
+        # The same function, with one channel 150 times as large: most of the others is lost in its rounding.
+        largest = int(torch.relu(net.conv1(inputs)).mean((0, 2, 3)).argmax())
+        net.conv1.weight[largest] *= 150
+        net.conv1.bias[largest] *= 150
+        net.conv2.weight[:, largest] /= 150
+    source = ModelAndData(net, splits, RunConfig(fine_tune_epochs=2, min_time_s=0.01))
+    scored = summarize_score(source.task().score(net, splits.validation))
+    job = PipelineJob(source, tmp_path / "cache", Baseline(scored, 1, 1))
+    real = PipelineJob._converted
+
+    def refuse(job: PipelineJob, *arguments: Any, rounds: bool = False) -> Any:
+        if not rounds:
+            raise Disagrees("outputs differ by 30 %. Keep layers in float")
+        return real(job, *arguments, rounds=rounds)
+
+    for name, problem in (
+        ("lost", "plain int8 lost "),
+        ("refused", "plain int8 was refused: outputs differ by 30 %; "),
+    ):
+        facts = job.build(Candidate(0.0, "int8", "onnxruntime"), _folder(tmp_path / name))
+        [remark] = [text for text in facts["remarks"] if text.startswith(problem)]
+        assert "trained with int8 rounding it scores" in remark and facts["effective_precision"] == "int8"
+        kept = variants.read_variant(source, tmp_path / name / "pruned").model
+        assert not torch.equal(kept.conv1.weight, net.conv1.weight)
+        monkeypatch.setattr(PipelineJob, "_converted", refuse)
+
+
+def test_training_goes_on_while_accuracy_is_missing_and_training_gains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, splits = job_of(SmallCNN(8, 8), tmp_path)
+    assert job.baseline is not None
+    perfect = replace(job.baseline.score, value=1.0)
+    scores = iter([0.5, 0.6, 0.7, 0.5, 0.4])
+    monkeypatch.setattr(variants._Training, "_score", lambda *_: next(scores))
+    longest, stopped = (
+        variant_of(job.source, splits, Candidate(ratio, "fp32", "torch"), tmp_path, perfect) for ratio in (0.3, 0.6)
+    )
+    # Three times one epoch at most; the second variant loses in its second round, which is left out.
+    assert (longest.epochs, longest.score) == (3, 0.7) and (stopped.epochs, stopped.score) == (1, 0.5)
+
+
+def test_one_of_two_runtimes_with_the_same_kernels_is_screened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, _ = job_of(SmallCNN(4, 4), tmp_path / "pruned" / "key")
+    phases: list[Any] = []
+
+    def run_here(phase_job: Any, source: Any, phase: str, arguments: Any, *_: Any) -> Any:
+        phases.append((phase, arguments[0]))
+        return getattr(phase_job, phase)(*arguments)
+
+    monkeypatch.setattr(screen_runtimes, "run_phase", run_here)
+    for name in ("onnxruntime", "openvino"):
+        monkeypatch.setattr(type(find_runtime(name)), "kernels", "shared")
+    pairs: list[Pair] = [("fp32", "torch"), ("fp32", "onnxruntime"), ("int8", "onnxruntime"), ("fp32", "openvino")]
+    dropped = screen_runtimes.choose_pairs(job, tmp_path, pairs, lambda _: None)
+    assert dropped["fp32", "openvino"] == "onnxruntime has the same kernels; name openvino to try it"
+    # Eager torch takes far more than 1.3 times as long on a network this small.
+    assert "times as long as" in dropped["fp32", "torch"] and ("fp32", "onnxruntime") not in dropped
+    assert [phase for phase, _ in phases] == ["convert", "compare"]
+    # The decision is stored.
+    assert screen_runtimes.choose_pairs(job, tmp_path, pairs, lambda _: None) == dropped and len(phases) == 2

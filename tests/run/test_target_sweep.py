@@ -18,12 +18,19 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import edge_opt as eo
+from edge_opt import units
 from edge_opt.boards.targets import resolve_target
 from edge_opt.budgets import judged, parse_budgets
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring import ssh_board
+from edge_opt.pruning.ranking import fast_multiple
 from edge_opt.records.sweeps import SweepResult, TargetFigures
-from edge_opt.run.target_sweep import fast_multiple_of, runtime_here
+from edge_opt.report.page_data import page_data
+from edge_opt.report.sweep_files import load_sweep
+from edge_opt.run.config import RunConfig
+from edge_opt.run.screen_runtimes import slower_pairs
+from edge_opt.run.target_sweep import runtime_here, targets_by_pair
+from edge_opt.search.space import Pair
 from ssh_server import HOST, SshServer
 from trial_metrics import METRICS
 
@@ -52,7 +59,8 @@ def loaders() -> dict[str, Any]:
 
 
 def swept(folder: Path, **settings: Any) -> SweepResult:
-    options = {"target": PI, "budgets": [ACCEPTS_ALL], "host_timing": False, **settings}
+    # LiteRT, which the target runs as well, converts for a long time.
+    options = {"target": PI, "budgets": [ACCEPTS_ALL], "host_timing": False, "runtimes": ["onnxruntime"], **settings}
     here = f"{Path(__file__)}:"
     return eo.sweep(
         f"{here}model", f"{here}loaders", output=folder, pruning_levels=[0.0, 0.5], fine_tune_epochs=0, **options
@@ -173,7 +181,7 @@ def test_a_board_that_is_three_times_slower_keeps_the_winner(
     measured = swept(folder, measure_on=f"{HOST}:{sys.executable}")
     assert measured.best == result.best
     after = figures(measured)
-    assert {it.kind for it in after.values()} >= {"measured"}
+    assert {it.kind for it in after.values()} >= {"measured"} and measured.speedup is not None
     for key, there in after.items():
         assert there.seconds == pytest.approx(3 * (before[key].seconds or 0), rel=1e-3)
 
@@ -212,11 +220,78 @@ def test_an_undecided_winner_names_what_to_time(folder: Path, result: SweepResul
     assert chance is not None and 0.05 < chance < 0.5
 
 
+def test_every_runtime_of_the_target_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGE_OPT_RUNTIMES", raising=False)
+    config = RunConfig(target=PI)
+    assert config.used_runtimes == ["onnxruntime", "litert"]
+    names = {pair: it.platform.name for pair, it in targets_by_pair(config)[0].items() if it.platform}
+    assert names == {
+        ("fp32", "onnxruntime"): f"{PI}/cpu-4/ncnn/fp32",
+        ("int8", "onnxruntime"): f"{PI}/cpu-4/ncnn/int8",
+        ("fp32", "litert"): f"{PI}/cpu-4/xnnpack/fp32",
+        ("int8", "litert"): f"{PI}/cpu-4/xnnpack/int8",
+    }
+    times: dict[Pair, float] = {
+        ("fp32", "onnxruntime"): 3.0, ("int8", "onnxruntime"): 2.0, ("fp32", "litert"): 2.5, ("int8", "litert"): 1.0,
+    }  # fmt: skip
+    assert list(slower_pairs(times, always="onnxruntime")) == [("fp32", "litert")]
+    assert RunConfig(target=PI, target_runtime="xnnpack").used_runtimes == ["litert"]
+    assert RunConfig(target=PI, runtimes=["openvino"]).used_runtimes == ["openvino"]
+
+
+@pytest.mark.parametrize(("kind", "runtime"), [("TfliteModel", "xnnpack"), ("OnnxModel", "ncnn"), ("Net", "ncnn")])
+def test_a_file_is_answered_for_by_a_runtime_that_takes_it(kind: str, runtime: str) -> None:
+    platform = resolve_target(PI, "int8", model=type(kind, (), {})()).platform
+    assert platform is not None and platform.runtime == runtime
+    # Where no runtime takes the file, any answers; a runtime that is named is the one.
+    assert resolve_target("orange-pi-zero-2", model=type(kind, (), {})()).platform is not None
+    named = resolve_target(PI, "int8", runtime="ncnn", model=type(kind, (), {})()).platform
+    assert named is not None and named.runtime == "ncnn"
+
+
 def test_what_a_target_runs() -> None:
     assert runtime_here(resolve_target(PI, runtime="xnnpack").platform) == "litert"
     assert runtime_here(resolve_target("stm32h747", "int8").platform) == "onnxruntime"
-    assert fast_multiple_of(resolve_target(PI)) == 8
-    assert fast_multiple_of(resolve_target("stm32h747", "int8")) == 4
+    assert fast_multiple(resolve_target(PI)) == 8
+    assert fast_multiple(resolve_target("stm32h747", "int8")) == 4
+
+
+def test_prune_for_a_latency_there_has_the_widths_of_the_sweep(result: SweepResult, folder: Path) -> None:
+    pruned = next(it for it in result.trials if it.candidate.pruning == 0.5 and it.candidate.precision == "fp32")
+    seconds = {key: it.seconds or 0 for key, it in figures(result).items()}
+    share = seconds[pruned.candidate.key] / seconds[result.baseline.candidate.key]
+    alone = eo.prune(model(), (1, 3, 24, 24), latency_target=share, target=PI)
+    assert alone.achieved.latency_ratio == pytest.approx(share)
+    saved = eo.load(folder / "candidates" / pruned.candidate.key / "profile.json")
+    widths = [layer.call.output_shapes for layer in eo.profile(alone.model, (1, 3, 24, 24)).layers if layer.cost.macs]
+    assert widths == [layer.call.output_shapes for layer in saved.layers if layer.cost.macs]
+
+
+def test_one_file_has_one_answer_everywhere(folder: Path) -> None:
+    result = swept(folder)  # other tests write to the folder as well
+    best = result.trial(str(result.best))
+    there = best.metrics.target if best.metrics else None
+    assert there is not None and there.seconds is not None
+    file = folder / "best" / "model.onnx"
+    predicted = eo.profile(file, target=PI).prediction
+    assert predicted is not None and predicted.precision == best.candidate.precision
+    # The file that was exported, and the profile that its build left.
+    assert (predicted.seconds, predicted.low, predicted.high) == pytest.approx((there.seconds, there.low, there.high))
+    milliseconds = 1e3 * there.seconds
+    with (folder / "sweep_results.csv").open(newline="") as csv_file:
+        row_there = next(row for row in csv.DictReader(csv_file) if row["key"] == result.best)
+    assert float(row_there["target_latency_ms"]) == pytest.approx(milliseconds)
+    checked = eo.check(file, f"predicted_ms <= {milliseconds}", target=PI)
+    assert checked.budgets[0].value == pytest.approx(milliseconds)
+    text = units.duration(there.seconds)
+    assert text in (folder / "best" / "MODEL_CARD.md").read_text()
+    shown = page_data(sweep=load_sweep(folder))
+    card = next(card for card in shown["cards"] if card["label"] == f"Latency on {PI}")
+    assert (card["value"], card["provenance"]) == (pytest.approx(there.seconds), "predicted")
+    assert PI in shown["verdict"][0] and text in shown["verdict"][0]
+    why = result.explanation
+    assert why is not None and why.latency is not None and why.latency.after_s == there.seconds
+    assert shown["explanation"]["target"] == PI and shown["explanation"]["headline"].startswith(why.headline)
 
 
 def test_no_host_timing_needs_a_target(tmp_path: Path) -> None:

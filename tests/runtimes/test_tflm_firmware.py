@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -59,9 +61,71 @@ def test_methods_of_the_resolver_are_named_as_in_tflm() -> None:
     ]  # fmt: skip
 
 
-def test_the_command_writes_a_folder_and_refuses_other_models(tmp_path: Path) -> None:
+def test_the_command_takes_a_file(tmp_path: Path) -> None:
     tflm = ["--runtime", "tflm", "--core", "rp2040", "-o", str(tmp_path / "firmware")]
     assert CliRunner().invoke(app, ["convert", str(SINE), *tflm]).exit_code == 0
     assert (tmp_path / "firmware/main.cc").exists()
-    refused = CliRunner().invoke(app, ["convert", "edge_opt.model:SmallCNN", "-i", "1x1x28x28", *tflm])
-    assert refused.exit_code == 2
+
+
+def test_a_module_becomes_firmware_whose_arena_is_exact(tmp_path: Path) -> None:
+    firmware = tmp_path / "firmware"
+    command = ["convert", "edge_opt.model:SmallCNN", "-i", "1x1x28x28", "-c", "random", "--runtime", "tflm"]
+    done = CliRunner().invoke(app, [*command, "--core", "x86-64", "-o", str(firmware)])
+    assert done.exit_code == 0, done.output
+    memory = eo.mcu_memory(firmware / "model.tflite", core="x86-64")
+    assert recorded(firmware / "model.tflite", memory.arena_bytes) is not None
+    assert recorded(firmware / "model.tflite", memory.arena_bytes - 16) is None
+    interpreter = runtime.Interpreter.from_file(str(firmware / "model.tflite"))
+    for sample in json.loads((firmware / "expected_outputs.json").read_text()):
+        interpreter.set_input(np.array(sample["input"], np.int8).reshape(1, 1, 28, 28), 0)
+        interpreter.invoke()
+        assert interpreter.get_output(0).ravel().tolist() == sample["output"]
+    _check_syntax(firmware)
+
+
+# What the example uses of TFLM's public classes.
+_HEADERS = {
+    "micro/micro_mutable_op_resolver.h": """
+#pragma once
+enum TfLiteStatus { kTfLiteOk, kTfLiteError };
+namespace tflite {
+template <unsigned int count> struct MicroMutableOpResolver { METHODS };
+}
+""",
+    "micro/micro_interpreter.h": """
+#pragma once
+#include <cstddef>
+#include <cstdint>
+struct TfLiteTensor { union { char* raw; } data; size_t bytes; };
+namespace tflite {
+struct Model;
+struct MicroInterpreter {
+  template <typename Resolver> MicroInterpreter(const Model*, const Resolver&, uint8_t*, size_t);
+  TfLiteStatus AllocateTensors();
+  TfLiteStatus Invoke();
+  TfLiteTensor* input(size_t);
+  TfLiteTensor* output(size_t);
+};
+}
+""",
+    "schema/schema_generated.h": """
+#pragma once
+namespace tflite { struct Model; const Model* GetModel(const void*); }
+""",
+}
+
+
+def _check_syntax(folder: Path) -> None:
+    """Compile the files against declarations of the classes that they use; nothing is linked."""
+    compiler = shutil.which("g++")
+    assert compiler is not None, "g++ is missing; as root: apt-get install g++"
+    methods = set(re.findall(r"resolver\.(\w+)\(\)", (folder / "op_resolver.h").read_text()))
+    includes = folder.parent / "includes/tensorflow/lite"
+    for name, text in _HEADERS.items():
+        (includes / name).parent.mkdir(parents=True, exist_ok=True)
+        declared = " ".join(f"TfLiteStatus {method}();" for method in sorted(methods))
+        (includes / name).write_text(text.replace("METHODS", declared))
+    sources = [str(folder / "main.cc"), str(folder / "model_data.cc")]
+    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(folder.parent / "includes")]
+    done = subprocess.run([compiler, *options, *sources], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

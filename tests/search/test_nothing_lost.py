@@ -20,6 +20,9 @@ from typer.testing import CliRunner
 from edge_opt.cli import app
 from edge_opt.errors import EdgeOptError, NotSaved, UnreadableStore
 from edge_opt.records.sweeps import Candidate
+from edge_opt.run.config import RunConfig
+from edge_opt.run.job import run_phase
+from edge_opt.run.model_and_data import ModelAndData
 from edge_opt.search.isolation import Isolation, Limits, pickle_job
 from edge_opt.search.locks import build_lock, folder_lock, measurement_lock, run_folder
 from edge_opt.search.space import Space
@@ -27,7 +30,7 @@ from edge_opt.search.store import STORE_NAME, Store
 from edge_opt.search.sweep import run_sweep
 from kills import KilledSweep
 from sweep_control import lines
-from sweep_jobs import Family, Large, Littering
+from sweep_jobs import Family, Large, Littering, ServerKiller
 
 pytestmark = pytest.mark.usefixtures("own_machine")
 SPACE = Space((0.0, 0.5), ("fp32",), ("torch",))
@@ -43,6 +46,14 @@ def test_kills_at_random_moments_lose_nothing_and_leave_nobody(tmp_path: Path) -
 def test_a_crashed_build_starts_again_in_a_clean_folder(tmp_path: Path) -> None:
     result = run_sweep(Littering(tmp_path / "marks", crashes=1), SPACE, folder=tmp_path / "out")
     assert [(trial.status, trial.attempts) for trial in result.trials] == [("done", 1), ("done", 2)]
+
+
+def test_a_phase_of_the_run_starts_again_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise a runtime whose conversion was killed would never be tried in that folder again.
+    monkeypatch.setattr("edge_opt.run.job.preload", lambda source: ["sweep_jobs"])  # others take seconds
+    job, source = ServerKiller(tmp_path / "marks", crashes=1), ModelAndData.from_config(RunConfig())
+    arguments = (Candidate(0.5, "fp32", "torch"), tmp_path)
+    assert run_phase(job, source, "build", arguments, tmp_path / "out") == {}
 
 
 def test_a_killed_nursery_takes_along_what_a_build_has_started(tmp_path: Path) -> None:
@@ -172,7 +183,9 @@ def test_locks_are_where_nobody_else_may_enter(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "open").mkdir(mode=0o755)
     (tmp_path / "edge-opt").rmdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "open"))
-    assert run_folder().parent != tmp_path / "open"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    # In a shared /tmp another user could take the name first.
+    assert run_folder().parent in (Path(f"/run/user/{os.getuid()}"), tmp_path / "home" / ".cache" / "edge-opt")
 
 
 def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_rows_that_fill_no_block_of_256_take_longer_on_a_gpu_that_unpacks_to_flo
         "num_attention_heads": 3, "num_key_value_heads": 3, "max_position_embeddings": 128,
     }  # fmt: skip
     mixed, plain = llm(narrow, target="apple-m1", weights=["q4_k_m", "q4_0"], context=64, prompt=8).reports
-    rate = 0.88 * 68e9
+    rate = 0.89 * 68e9
     # Queries, keys, outputs, gate and up become Q5_0 of 5.5 bits; values and down, of the last layer, Q8_0.
     slow = 3 * 96 * 96 + 2 * 224 * 96
     extra = slow * (73 / 2.6e12 - 5.5 / 8 / rate)
@@ -256,8 +256,8 @@ def test_a_folder_and_a_file(tmp_path: Path) -> None:
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("no/such/folder", {}, ModelNotFound, "no folder and no file 'no/such/folder'; a language model is hf:"),
     (3, {}, InvalidInput, "a language model is hf:ORG/NAME.*this is a int"),
-    ("llama-2-7b", {"context": 9000}, InvalidInput, "was made for 8192 positions .no RoPE scaling."),
-    ("llama-3-8b", {"context": 200_000}, InvalidInput, "131072 positions .RoPE scaling llama3, factor 8, from 8192"),
+    ("llama-2-7b", {"context": 9000}, InvalidInput, "the maximum of .* is 8192 .no RoPE scaling."),
+    ("llama-3-8b", {"context": 200_000}, InvalidInput, "131072 .RoPE scaling llama3, factor 8, from 8192"),
     ("llama-2-7b", {"context": 8, "prompt": 9}, InvalidInput, "prompt is 9 tokens and context 8"),
     ("llama-2-7b", {"context": 0}, InvalidInput, "context is 0; it must be a whole number of at least 1"),
     ("llama-2-7b", {"weights": "q4_k_m", "runtime": "torch"}, InvalidInput, "torch has no weights in q4_k_m"),
@@ -327,3 +327,21 @@ def test_measuring_keeps_the_mode_of_the_users_model() -> None:
 def test_the_public_api_has_it() -> None:
     assert eo.llm is llm
     assert device(PI).name == PI
+
+
+def test_mlx_holds_buffers_beside_its_tensors() -> None:
+    # Qwen3-8B in 4 bits, 512 tokens: MLX's peak was 5.123e9 bytes on an M1 (github.com/enescingoz/mac-llm-bench).
+    sizes = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+             "num_key_value_heads": 8, "vocab_size": 151936, "head_dim": 128}  # fmt: skip
+    found = llm({"model_type": "qwen3", **sizes}, target="apple-m1", weights="mlx-4bit", context=512, prompt=512)
+    assert found.memory.total_bytes == pytest.approx(5.123e9, rel=0.03)
+
+
+def test_torch_is_held_up_by_launches_and_vllm_is_not() -> None:
+    # Qwen2.5-0.5B in bf16 on an A100: 47.40 tokens/s with transformers, 311.55 with vLLM (QwenLM/Qwen2.5, docs).
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+             "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}  # fmt: skip
+    for runtime, speed in (("torch", 47.40), ("vllm", 311.55)):
+        found = llm({"model_type": "qwen2", **sizes}, "a100-80gb", "bf16", context=1024, prompt=8, runtime=runtime)
+        assert found.decode.tokens_per_s == pytest.approx(speed, rel=0.15), runtime
+        assert found.decode.bound == "overhead"

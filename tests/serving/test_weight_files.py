@@ -161,6 +161,16 @@ def test_a_folder_is_its_configuration_with_the_bytes_of_its_files(tmp_path: Pat
     assert not any("taken to be read whole" in text for text in found.remarks)
 
 
+def test_a_folder_tells_its_window_rope_and_vocabulary(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "gemma3", FOLDERS["gemma3"])
+    (folder / "tokenizer.json").write_text("x" * 1234)
+    summary = llm(folder, context=64, prompt=8).file  # type: ignore[union-attr]
+    assert (summary.window, summary.rope_base, summary.tokens, summary.tokenizer_bytes) == (32, 1e6, 300, 1234)
+    folder = write_folder(tmp_path / "llama", {**FOLDERS["llama"], "rope_theta": 5e5})
+    summary = llm(folder, context=64, prompt=8).file  # type: ignore[union-attr]
+    assert (summary.window, summary.rope_base, summary.tokenizer_bytes) == (None, 5e5, None)
+
+
 def test_a_format_that_contradicts_the_file_is_refused(tmp_path: Path) -> None:
     path = llama_file(tmp_path / "tiny.gguf")
     assert llm(path, weights="Q4_K_M", context=64).weights == "q4_k_m"  # type: ignore[union-attr]
@@ -216,6 +226,7 @@ HOSTILE = {
     "an unknown type": gguf_bytes(0, 1, text("a") + struct.pack("<I", 77)),
     "no architecture": gguf_bytes(0, 0),
     "a tensor beyond the file": gguf_bytes(1, 0, text("a") + struct.pack("<IQQIQ", 2, 2**40, 2**20, 0, 0)),
+    "200 000 tensors": gguf_bytes(200_000, 0, (text("a") + struct.pack("<IQIQ", 1, 1, 0, 0)) * 200_000),
     "as many sizes as fit": gguf_bytes(1, 0, text("a") + struct.pack("<I", 2**31)),
 }
 
@@ -247,6 +258,8 @@ HEADERS = {
     "not JSON": struct.pack("<Q", 4) + b"[[[[",
     "deep": struct.pack("<Q", 60_000) + b"[" * 60_000,
     "tensor beyond": struct.pack("<Q", 61) + b'{"a":{"dtype":"F32","shape":[1000],"data_offsets":[0,4000]}}   ',
+    "no tensors": struct.pack("<Q", 2) + b"{}",
+    "of another model": struct.pack("<Q", 54) + b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}  x',
     "overflow": struct.pack("<Q", 81)
     + b'{"a":{"dtype":"F32","shape":[9999999999,9999999999,99],"data_offsets":[0,40]}}   ',
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edge_opt.errors import InvalidInput
@@ -60,6 +62,35 @@ def test_files_of_llama_3(name: str, size: float) -> None:
     tensors = llama(4096, 14336, 32, 1024, 128256, sharing=4)
     found = sum(tensor_bytes(tensor, WEIGHT_FORMATS[name]) for tensor in tensors) / 2**30
     assert found == pytest.approx(size, rel=0.004)  # a file holds the vocabulary as well
+
+
+# Sizes of bartowski's GGUF files of Mixtral-8x22B, in 1e9 bytes: its attention is stored wider beside eight experts.
+MIXTRAL = {
+    "q2_k": 52.10, "iq3_xs": 58.22, "q3_k_s": 61.49, "iq3_s": 61.49, "iq3_m": 64.49, "q3_k_m": 67.78, "q3_k_l": 72.57,
+    "q4_k_s": 80.47, "q4_k_m": 85.58, "q5_k_s": 96.97, "q5_k_m": 99.96,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "size"), MIXTRAL.items())
+def test_files_of_mixtral(name: str, size: float) -> None:
+    dense = [tensor for tensor in llama(6144, 16384, 56, 1024, 32000, sharing=6) if ".mlp." not in tensor.name]
+    experts = []
+    for layer in range(56):
+        place = f"model.layers.{layer}.mlp"
+        experts += [
+            (f"{place}.experts.gate_up_proj", (8, 32768, 6144)),
+            (f"{place}.experts.down_proj", (8, 6144, 16384)),
+            (f"{place}.gate.weight", (8, 6144)),
+        ]
+    named = [(tensor.name, tensor.shape) for tensor in dense] + experts
+    found = sum(tensor_bytes(tensor, WEIGHT_FORMATS[name]) for tensor in described(named, sharing=6, experts=8))
+    assert found / 1e9 == pytest.approx(size, rel=0.001)
+
+
+def test_values_of_80_layers_are_stored_wider() -> None:
+    values = WeightTensor("model.layers.40.self_attn.v_proj.weight", (1024, 8192), "attn_v", 40, 80, sharing=8)
+    assert tensor_type(values, WEIGHT_FORMATS["q4_k_m"]).name == "Q5_K"
+    assert tensor_type(replace(values, layers=64), WEIGHT_FORMATS["q3_k_m"]).name == "Q4_K"
 
 
 def test_bits_carry_the_scales() -> None:

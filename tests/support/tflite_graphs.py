@@ -28,10 +28,11 @@ class Op(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """A constant of integers that stand for multiples of a scale."""
+    """A constant of integers that stand for multiples of a scale; with an axis, each place there has one."""
 
     array: np.ndarray[Any, Any]
     scale: float
+    axis: int | None = None
 
 
 class Scaled(NamedTuple):
@@ -118,6 +119,7 @@ def _tensor(name: str, value: Any, model: Any, opened: Sequence[int] | None) -> 
     scale, zero = value.scale if isinstance(value, (Steps, Scaled)) else 0.1, 0
     if isinstance(value, Scaled):
         value, zero = value[:2], value.zero
+    axis = value.axis if isinstance(value, Steps) else None
     value = value.array if isinstance(value, Steps) else value
     if isinstance(value, np.ndarray):
         shape, kind = value.shape, value.dtype.name
@@ -130,7 +132,9 @@ def _tensor(name: str, value: Any, model: Any, opened: Sequence[int] | None) -> 
         tensor.shapeSignature = list(opened)
     if kind in ("int8", "int16", "uint8", "int4") or scale != 0.1:
         tensor.quantization = schema.QuantizationParametersT()
-        tensor.quantization.scale, tensor.quantization.zeroPoint = [scale], [zero]
+        count = 1 if axis is None else shape[axis]
+        tensor.quantization.scale, tensor.quantization.zeroPoint = [scale] * count, [zero] * count
+        tensor.quantization.quantizedDimension = axis or 0
     if data:
         buffer = schema.BufferT()
         buffer.data = np.frombuffer(data, np.uint8)

@@ -226,3 +226,21 @@ def test_training_is_for_int8_only_and_needs_layers_that_round() -> None:
         finetune(nn.Linear(3, 2), batch, epochs=1, learning_rate=1e-3, precision="int4")
     with pytest.raises(InvalidInput, match="no convolution or linear layer"):
         finetune(nn.LayerNorm(3), batch, epochs=1, learning_rate=1e-3, precision="int8")
+
+
+class Viewing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(1, 4, 3), nn.Linear(4 * 26 * 26, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.conv(x).view(len(x), -1))
+
+
+def test_code_that_refuses_channels_last_is_trained_as_it_is() -> None:
+    batch = torch.randn(4, 1, 28, 28), torch.arange(4)
+    model = Viewing()
+    tuned = finetune(model, [batch], epochs=2, learning_rate=1e-3, progress=False)
+    assert tuned.history[2].loss < tuned.history[1].loss
+    for net in (tuned.model, finetune(SmallCNN(), [batch], epochs=1, learning_rate=1e-3, progress=False).model):
+        assert all(parameter.is_contiguous() for parameter in net.parameters())

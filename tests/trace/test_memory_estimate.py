@@ -61,6 +61,18 @@ def test_in_place_work_and_views_allocate_nothing() -> None:
     assert profile.peak_activation_bytes == F32 * 8
 
 
+def test_views_of_a_constant_that_forward_writes_allocate_nothing() -> None:
+    class Table(nn.Module):
+        def forward(self, x):
+            table = torch.zeros(200, 200, 3)
+            for column in range(3):
+                table[:, :, column] = torch.ones(200, 200)
+            return x + table.sum()
+
+    # The table, three matrices of ones, the sum and the two outputs.
+    assert eo.profile(Table(), (2,)).totals.activation_bytes == F32 * (200 * 200 * 3 + 3 * 200 * 200 + 1 + 2)
+
+
 def test_max_pooling_holds_its_indices_while_it_runs() -> None:
     # 16 outputs with 8-byte indices beside them, and the convolution's 64 values
     model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.MaxPool2d(2))

@@ -290,6 +290,27 @@ class Elsewhere(nn.Module):
     def address_only(self, y):
         return y * ctypes.c_float.from_address(y.data_ptr()).value
 
+    def one_float(self, y):
+        return y * math.sin(y.mean().item())
+
+    def integers_in_a_list(self, y):
+        return y * sum(index * index for index in y.argmax(-1).tolist())
+
+    def integers_one_by_one(self, y):
+        return y + sum(3 * int(index) for index in y.argmax(-1))
+
+    def weights_in_numpy(self, y):
+        return y * torch.from_numpy(numpy.linalg.svd(self.linear.weight.detach().numpy())[1])
+
+    def weights_to_one_number(self, y):
+        return y / float(numpy.linalg.norm(self.linear.weight.detach().numpy()))
+
+    def weights_in_a_list(self, y):
+        return y + torch.tensor([math.tanh(value) for value in self.linear.weight[0:2].flatten().tolist()][:8])
+
+    def buffer_in_numpy(self, y):
+        return y * torch.from_numpy(numpy.tanh(self.constant.repeat(2).numpy()))[:8]
+
     def later_in_an_object_of_ones_own(self, y):
         result = Later()
         result.run = lambda: self.linear(y)
@@ -310,6 +331,19 @@ def test_work_outside_torch_makes_the_totals_a_lower_bound(way: str) -> None:
     profile = eo.profile(nn.Sequential(Elsewhere(way)), (2, 8))
     assert profile.totals.macs == ONE
     assert profile.totals.is_lower_bound and outside(profile)
+
+
+def test_arithmetic_with_integers_of_an_input_makes_the_totals_a_lower_bound() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(50, 8)
+
+        def forward(self, ids):
+            return self.table(ids) * sum(number * number for number in ids[0].tolist())
+
+    profile = eo.profile(Weighted(), torch.randint(0, 50, (2, 6)))
+    assert outside(profile) == [("outside torch (python)", "")] and not profile.trace.used_real_tensors
 
 
 TABLE = numpy.arange(8, dtype=numpy.float32)
@@ -336,6 +370,65 @@ MASK = torch.ones(8)
 
 def test_constants_are_not_taken_for_work_elsewhere() -> None:
     profile = eo.profile(Constants(), (2, 8))
+    assert not profile.totals.is_lower_bound and not outside(profile)
+
+
+def test_a_busy_thread_of_somebody_else_does_not_turn_constants_into_work_elsewhere() -> None:
+    is_over = threading.Event()
+    other = threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(is_over.is_set, True)])
+    other.start()
+    try:
+        profiles = [eo.profile(Constants(), (2, 8)) for _ in range(5)]
+    finally:
+        is_over.set()
+        other.join()
+    assert [outside(profile) for profile in profiles] == [[]] * 5
+
+
+class ReadsNumbers(nn.Module):
+    """Reads values and computes nothing with them."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.register_buffer("scale", torch.tensor(0.3))
+        self.register_buffer("order", torch.arange(16))
+
+    def forward(self, x):
+        return getattr(self, self.way)(x)
+
+    def scale_of_a_quantized_layer(self, x):
+        return (x / self.scale.item()).round() * self.scale.item()
+
+    def limit(self, x):
+        return x / max(x.abs().max().item(), 1e-3)
+
+    def early_exit(self, x):
+        # Far from what the mean can be: a decision at its very threshold looks like a computed number.
+        return x * 2 if x.mean().item() > 100 else x * 0.5
+
+    def lengths(self, x):
+        longest = int((x > 0).sum(-1).max())
+        return x[:, :longest] + torch.arange(longest)
+
+    def permutation(self, x):
+        return x[:, torch.tensor(self.order.tolist()[7::-1])]
+
+    def permutation_in_numpy(self, x):
+        return x[:, torch.from_numpy(numpy.argsort(self.order.numpy()[:8]))]
+
+    def sizes(self, x):
+        return torch.split(x, torch.tensor([3, 5]).tolist(), 1)[0] * torch.linspace(0, 1, 12).tolist()[3]
+
+
+PASSED_ON = [
+    name for name, value in vars(ReadsNumbers).items() if callable(value) and name not in ("__init__", "forward")
+]
+
+
+@pytest.mark.parametrize("way", PASSED_ON)
+def test_numbers_that_are_passed_on_are_no_work_elsewhere(way: str) -> None:
+    profile = eo.profile(ReadsNumbers(way), torch.rand(2, 8))
     assert not profile.totals.is_lower_bound and not outside(profile)
 
 

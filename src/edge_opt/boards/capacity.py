@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Literal
 
-from edge_opt.boards.fused_layers import ITEMSIZE, WEIGHT_ITEMSIZE, floating_itemsize
+from edge_opt.boards.fused_layers import ITEMSIZE, WEIGHT_ITEMSIZE, floating_itemsize, signature_passes
 from edge_opt.records.costs import OUTSIDE, Role, Trace
 from edge_opt.records.devices import SCRATCH_IS_APART as SCRATCH_IS_APART
 from edge_opt.records.devices import Precision
@@ -63,7 +64,7 @@ def peak_memory(
         # Rules of cost need torch, and budgets on a saved profile do not.
         from edge_opt.cost.totals import planner_bound
 
-        live = planner_bound(trace, saved) if is_planned else _eager_peak(trace, saved)
+        live = planner_bound(trace, saved) if is_planned else max(_live_bytes(trace, saved), default=0)
     return MemoryNeed(
         weight_bytes=totals.param_bytes - of("parameter"),
         buffer_bytes=totals.buffer_bytes - of("buffer"),
@@ -111,17 +112,68 @@ def _saved(trace: Trace, width_of: Callable[[str, Role], float | None]) -> list[
     return saved
 
 
-def _eager_peak(trace: Trace, saved: list[int]) -> int:
+def at_precision(profile: ModelProfile, precision: Precision) -> ModelProfile:
+    """Return the profile with the bytes that `peak_memory` counts at a precision, layer by layer; shapes stay.
+
+    >>> import edge_opt as eo
+    >>> from torch import nn
+    >>> at_precision(eo.profile(nn.Linear(8, 4), (2, 8)), "int8").totals.activation_bytes
+    8
+    """
+    from edge_opt.cost.totals import layer_costs, peak_activations, total_costs
+
+    trace = profile.trace
+    saved = _saved(trace, _widths(precision, None))
+    if not any(saved):
+        return profile
+    need = peak_memory(profile, precision)
+    saved_params, counted = [0] * len(trace.modules), set()
+    for call in trace.ops:
+        for number in call.reads:
+            if trace.storages[number].role == "parameter" and number not in counted:
+                counted.add(number)
+                saved_params[call.module] += saved[number]
+    narrow = replace(
+        trace,
+        modules=tuple(
+            replace(module, param_bytes=module.param_bytes - saving)
+            for module, saving in zip(trace.modules, saved_params, strict=True)
+        ),
+        ops=tuple(
+            replace(call, live_bytes=live) for call, live in zip(trace.ops, _live_bytes(trace, saved), strict=True)
+        ),
+        storages=tuple(
+            replace(storage, nbytes=storage.nbytes - saving)
+            for storage, saving in zip(trace.storages, saved, strict=True)
+        ),
+        param_bytes=need.weight_bytes,
+        buffer_bytes=need.buffer_bytes,
+        input_bytes=need.input_bytes,
+    )
+    prices = tuple(
+        price
+        if item is None
+        else replace(price, cost=replace(price.cost, bytes_read=item.bytes_read, bytes_written=item.bytes_written))
+        for price, item in zip(profile.prices, signature_passes(profile, precision)[0], strict=True)
+    )
+    layers = layer_costs(narrow, prices)
+    return replace(
+        profile, trace=narrow, prices=prices, layers=layers, totals=total_costs(narrow, layers),
+        peak=peak_activations(narrow),
+    )  # fmt: skip
+
+
+def _live_bytes(trace: Trace, saved: list[int]) -> Iterator[int]:
+    """Yield the live bytes of each operator when storages are smaller by what is saved."""
     change = [0] * (len(trace.ops) + 1)
     for storage, saving in zip(trace.storages, saved, strict=True):
         if storage.role == "activation" and storage.born is not None:
             change[storage.born] += saving
             change[len(trace.ops) if storage.died is None else storage.died] -= saving
-    peak = saving = 0
+    saving = 0
     for call in trace.ops:
         saving += change[call.index]
-        peak = max(peak, call.live_bytes - saving)
-    return peak
+        yield call.live_bytes - saving
 
 
 def largest_batch(bytes_at: Callable[[int], int], limit_bytes: int, most: int) -> int:

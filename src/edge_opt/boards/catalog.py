@@ -50,6 +50,15 @@ _KEYS = (
 _SINGLE_FIGURES = ("cores", "fast_cores", "fast_share", "clock_hz", "flash_bytes", "overhead_s")
 _CONTROLLER_KEYS = ("core", "source", "extension", "executes_in_place", "ram_banks", "external_ram_bytes")
 _FIGURE_KEYS = ("value", "source", "kind", "low", "high")
+# What may stand beside the seconds of a published time.
+_RUN_KEYS: dict[str, type | tuple[type, ...]] = {
+    "runtime": str,
+    "version": str,
+    "day": str,
+    "precision": str,
+    "threads": int,
+    "clock_hz": (int, float),
+}
 _EXAMPLE = '{ value = 9.6e9, source = "data sheet, table 3", kind = "vendor" }'
 SUFFIXES = (".toml", ".json")
 _NAME = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
@@ -110,7 +119,7 @@ def _spec(data: Mapping[str, Any], origin: str) -> DeviceSpec:
         bandwidth_unknown=bandwidth_unknown,
         peaks=tuple(Peak(*peak) for peak in _by_engine(data, "peak_ops_per_s", PEAK_PRECISIONS)),
         powers=tuple(Power(state, figure) for state, figure in _figures(data, "power_w", POWER_STATES)),
-        latencies=tuple(KnownLatency(model, figure) for model, figure in _figures(data, "latency_s", None)),
+        latencies=tuple(_latencies(data)),
         note=_text(data, "note") or "",
         origin=origin,
         microcontroller=_microcontroller(data) if "microcontroller" in data else None,
@@ -136,6 +145,19 @@ def _microcontroller(data: Mapping[str, Any]) -> Microcontroller:
         ram_banks=tuple(RamBank(name, figure) for name, figure in _figures(table, "ram_banks", None, key)),
         external_ram_bytes=None if external is None else _figure(external, f"{key}.external_ram_bytes"),
     )
+
+
+def _latencies(data: Mapping[str, Any]) -> Iterator[KnownLatency]:
+    """Yield the published times of models; what is known of a run stands beside the seconds."""
+    key = "latency_s"
+    for model, entry in _table(data, key).items():
+        run = {name: entry[name] for name in _RUN_KEYS if isinstance(entry, Mapping) and name in entry}
+        for name, value in run.items():
+            if not isinstance(value, _RUN_KEYS[name]) or not value:
+                example = 'runtime = "ncnn", day = "2022-01-17", clock_hz = 1.5e9, threads = 4'
+                raise _Fault(f"{key}.{model}.{name} is {value!r}; write such as {example}")
+        figure = {name: value for name, value in entry.items() if name not in run} if run else entry
+        yield KnownLatency(model, _figure(figure, _joined(key, model)), **run)
 
 
 def _check_fast_cores(cores: Figure | None, fast: Figure | None, share: Figure | None) -> None:

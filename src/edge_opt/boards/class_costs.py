@@ -78,7 +78,8 @@ class LayerWork(NamedTuple):
     `module` is the number of the module call it belongs to, or its position where there are no modules. `reads` and
     `writes` are elements of activations, `channels` those that one filter reads, `filters` those that are written (0:
     not known); `kernel` is empty unless it is a convolution; `rows` is how many vectors a
-    linear layer is applied to. `is_attention` marks products of two activations, `is_recurrent` what goes step by step.
+    linear layer is applied to. `is_attention` marks products of two activations, `is_recurrent` what goes step by step,
+    `is_constant` what follows from weights alone, such as a table of relative positions.
     """
 
     kind: WorkKind
@@ -96,6 +97,7 @@ class LayerWork(NamedTuple):
     is_attention: bool = False
     is_recurrent: bool = False
     filters: int = 0
+    is_constant: bool = False
 
 
 def as_linear(work: LayerWork, batch: int) -> LayerWork:
@@ -141,6 +143,8 @@ def _quantities(work: LayerWork, conventions: KernelConventions, is_outside: boo
         work = work._replace(macs=round(OUTSIDE_FLASH * work.macs))
     if conventions.lanes > 1:
         work = _in_blocks(work, conventions.lanes)
+    if conventions.lanes > 1 and work.is_constant:  # compiled ahead of time, which folds it
+        return np.zeros(len(CLASSES))
     amounts: dict[str, float] = {"layers": 1}
     passed = _passed(work.reads, conventions.cache_elements) + _passed(work.writes, conventions.cache_elements)
     if work.kind == "conv":

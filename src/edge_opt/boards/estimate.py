@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from edge_opt import units
 from edge_opt.boards.class_costs import ModelWork
 from edge_opt.boards.fused_layers import ITEMSIZE, MemoryPass, by_module, fused_passes, model_work, passes
 from edge_opt.boards.platforms import estimate_fitted
-from edge_opt.boards.roofline import LOWER_BOUNDS, NO_OVERHEAD, EngineLimits, check_asked, limit
+from edge_opt.boards.roofline import HALF_PRECISIONS, LOWER_BOUNDS, NO_OVERHEAD, EngineLimits, check_asked, limit
+from edge_opt.boards.st_edge_ai import live_work
 from edge_opt.boards.targets import ResolvedTarget, Target, platforms_of, resolve_target
 from edge_opt.calibration.predict import predict
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import InvalidInput, UnreadableModel
 from edge_opt.measuring.energy import BYTE_PJ, OPERATION_PJ, operation_pj, table_note
+from edge_opt.model_files.tflm_graph import read_tflm
 from edge_opt.records.devices import Bound, DeviceSpec, Engine, Figure, Power, Precision
 from edge_opt.records.measurements import Energy
 from edge_opt.records.predictions import LayerPrediction, Prediction
@@ -52,7 +55,11 @@ BRIEF_S = 50e-6
 
 
 def predictions(
-    profile: ModelProfile, targets: Sequence[ResolvedTarget], precision: Precision, threads: int | None = None
+    profile: ModelProfile,
+    targets: Sequence[ResolvedTarget],
+    precision: Precision,
+    threads: int | None = None,
+    file: Path | None = None,
 ) -> tuple[Prediction, ...]:
     """Return what the model would take on each target, with its energy: the one answer to "how long there".
 
@@ -61,12 +68,28 @@ def predictions(
         targets: As `resolve_targets` returned them for this precision and threads.
         precision: Type of the numbers there.
         threads: Of a CPU whose roofline answers; default: all of its cores.
+        file: The model's file, if it was read from one; ST's tool drops channels whose weights are all zero.
     """
     items, work = passes(profile, precision), None
     if any(target.platform is not None and target.calibration is None for target in targets):
         check_asked(profile, precision, None)
         work = model_work(profile)
-    return tuple(_predicted(profile, target, precision, None, threads, items, work) for target in targets)
+    return tuple(
+        _predicted(profile, target, precision, None, threads, items, _kept_work(work, target, file))
+        for target in targets
+    )
+
+
+def _kept_work(work: ModelWork | None, target: ResolvedTarget, file: Path | None) -> ModelWork | None:
+    """Return the layers as the target's runtime keeps them."""
+    platform = target.platform
+    is_st = platform is not None and (platform.runtime, platform.engine) == ("st-edge-ai", "cpu")
+    if work is None or file is None or file.suffix.lower() != ".tflite" or not is_st:
+        return work
+    try:
+        return live_work(work, read_tflm(file))
+    except UnreadableModel:  # what TFLM cannot read may still be a model; it is timed as it is
+        return work
 
 
 def predicted_seconds(profile: ModelProfile, target: ResolvedTarget, threads: int | None = None) -> float:
@@ -113,7 +136,7 @@ def estimate(
     ('fitted', True, 'proxy')
     """
     check_asked(profile, precision, engine)
-    target = resolve_target(device, precision, engine=engine, runtime=runtime, threads=threads)
+    target = resolve_target(device, precision, engine=engine, runtime=runtime, threads=threads, model=profile)
     work = model_work(profile) if target.platform is not None and target.calibration is None else None
     return _predicted(profile, target, precision, engine, threads, passes(profile, precision), work)
 
@@ -279,7 +302,7 @@ def _layer(
 def _timed(items: Sequence[MemoryPass], roof: EngineLimits, overheads: _Overheads) -> tuple[Bound, float | None]:
     """Return what most of the time goes to, and the time of passes at their classes' efficiencies; none for no passes.
 
-    Where no peak is known it is what memory takes alone.
+    Where no peak is known it is what memory takes alone, and unknown in fp16 and bf16.
     """
     if not items:
         return "unknown", 0.0
@@ -287,7 +310,8 @@ def _timed(items: Sequence[MemoryPass], roof: EngineLimits, overheads: _Overhead
 
     def compute_s(item: MemoryPass) -> float | None:
         efficiency = grouped.get(item.grouping, DENSE if item.macs else ELEMENTWISE)
-        return 0.0 if roof.peak is None else roof.compute_s(item, efficiency)
+        is_memory_alone = roof.peak is None and roof.precision not in HALF_PRECISIONS
+        return 0.0 if is_memory_alone else roof.compute_s(item, efficiency)
 
     priced = [item for item in items if not item.is_unpriced]
     reached = PAPER_BANDWIDTH if roof.bandwidth and roof.bandwidth.method in ("datasheet", "quoted") else 1.0
@@ -311,8 +335,14 @@ def _remarks(
         timed = next((platform for platform in platforms_of(spec) if platform.precision != roof.precision), None)
         remedy = "type in a few that you measured: `edge-opt board my-board --time NET=MS`"
         if timed is not None:
-            remedy = f"times with {timed.runtime} are known in {timed.precision}: ask for precision={timed.precision!r}"
+            remedy = f"times with {timed.runtime} are known in {timed.precision}: --precision {timed.precision}"
         yield f"the bandwidth of {spec.name} is unknown ({why}), so there is no time; {remedy}"
+    elif roof.peak is None and roof.precision in HALF_PRECISIONS:
+        known = ", ".join(peak.precision for peak in spec.peaks if peak.engine == roof.engine) or "none"
+        yield (
+            f"the peak of {spec.name} in {roof.precision} ({roof.engine}) is unknown, so there is no time; "
+            f"known peaks: {known}"
+        )
     elif roof.peak is None:
         yield (
             f"the peak of {spec.name} in {roof.precision} ({roof.engine}) is unknown: this is what memory takes alone, "
@@ -372,7 +402,7 @@ def _with_energies(
     if power is not None and prediction.seconds is not None:
         watts, figure = power.figure.value, power.figure
         drawn = f"{watts:g} W ({power.state}; {figure.kind}: {figure.source})"
-        note = f"proxy, not measured: {drawn} × predicted {prediction.seconds:.4g} s"
+        note = f"proxy, not measured: {drawn} × predicted {units.duration(prediction.seconds)}"
         proxy = Energy(watts * prediction.seconds, "proxy", note)
     # The table is of a datacenter's chips: 9 to 357 times too low for microcontrollers.
     is_controller = spec is not None and spec.microcontroller is not None
@@ -414,17 +444,22 @@ def working_power(spec: DeviceSpec) -> Power | None:
     return next((by_state[state] for state in _WORKING_STATES if state in by_state), None)
 
 
-# Watts per hertz of a microcontroller at work: the geometric mean of three boards in mlcommons/tiny_results_v1.2 (0.35,
-# 0.45 and 0.14 mW per MHz). Leaving each board out, the median error of its power is 50 %.
-CONTROLLER_W_PER_HZ = 0.28e-9
+# Watts per hertz of a microcontroller at work, by its core: geometric means of boards in mlcommons/tiny_results (v1.2:
+# 0.35 mW per MHz for a Cortex-M4, 0.45 for an M7, 0.144 for an M33; v1.0: 0.136 for an M33). Other cores take the mean
+# of the four. Each board from the others: 6, 6, 21 and 27 % off. Two submitters differ by up to 1.9 on one board.
+CONTROLLER_W_PER_HZ = {"cortex-m33": 0.14e-9, "cortex-m4f": 0.39e-9, "cortex-m7": 0.39e-9}
+OTHER_CONTROLLER_W_PER_HZ = 0.235e-9
 
 
 def _controller_power(spec: DeviceSpec) -> Power | None:
-    """Return the usual power of a microcontroller at work, by its clock; None for other devices."""
+    """Return the usual power of a microcontroller at work, by its core and clock; None for other devices."""
     if spec.microcontroller is None or spec.clock_hz is None:
         return None
-    source = "usual for microcontrollers, 0.28 mW per MHz; off by up to a factor of 3"
-    return Power("load", Figure(CONTROLLER_W_PER_HZ * spec.clock_hz.value, source, "derived"))
+    per_hz = CONTROLLER_W_PER_HZ.get(spec.microcontroller.core, OTHER_CONTROLLER_W_PER_HZ)
+    source = f"usual for a {spec.microcontroller.core}, {per_hz * 1e9:.3g} mW per MHz; off by up to a factor of 2"
+    if spec.microcontroller.core not in CONTROLLER_W_PER_HZ:
+        source = f"usual for microcontrollers, {per_hz * 1e9:.3g} mW per MHz; off by up to a factor of 3"
+    return Power("load", Figure(per_hz * spec.clock_hz.value, source, "derived"))
 
 
 def _from_table(items: Iterable[MemoryPass], precision: Precision, is_lower_bound: bool = False) -> Energy | None:

@@ -8,7 +8,7 @@ that rule is to fit every platform again (scripts/fit_platforms.py) and to compa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -55,7 +55,7 @@ def passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPass, ...
     Floating tensors take the precision's size. Integers keep theirs: indices, token ids and masks are what they are,
     and arithmetic on them is counted as movement.
     """
-    by_signature = _signature_passes(profile, precision)[0]
+    by_signature = signature_passes(profile, precision)[0]
     return tuple(
         item._replace(module=call.module)
         for call in profile.trace.ops
@@ -77,7 +77,7 @@ def fused_passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPas
     That is a batch norm with running statistics and an activation. Norms that need statistics of their own input
     cannot start before it is complete, so they stay apart. A result that anybody else reads is still written.
     """
-    by_signature, widths = _signature_passes(profile, precision)
+    by_signature, widths = signature_passes(profile, precision)
     readers: dict[int, list[int]] = {}
     for call in profile.trace.ops:
         for storage in set(call.reads) if by_signature[call.signature] is not None else ():
@@ -113,7 +113,7 @@ def fused_passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPas
     return tuple(fused)
 
 
-def _signature_passes(profile: ModelProfile, precision: Precision) -> tuple[list[MemoryPass | None], list[list[float]]]:
+def signature_passes(profile: ModelProfile, precision: Precision) -> tuple[list[MemoryPass | None], list[list[float]]]:
     """Return the pass of each distinct operator, still without its module, and the bytes per value of its inputs.
 
     An operator that is free has no pass. Models repeat their layers, so that this is done once for many calls.
@@ -239,7 +239,8 @@ def floating_itemsize(dtype: str) -> int:
     return _FLOATING.get(dtype.partition("_")[0], 0)
 
 
-_FUSED = ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "leaky_relu", "threshold", "sigmoid")
+# Activations that runtimes compute with the convolution or linear layer before them.
+FUSED = ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "leaky_relu", "threshold", "sigmoid")
 _SPLITS = ("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split", "slice")
 _WORK_KINDS: dict[str, WorkKind] = {
     "elementwise": "elementwise", "activation": "elementwise", "norm": "elementwise", "softmax": "elementwise",
@@ -265,28 +266,39 @@ def model_work(profile: ModelProfile) -> ModelWork:
             f"the profile counts as {profile.convention} does, and class costs need our own counts; "
             "profile again without convention="
         )
-    trace = profile.trace
     works: list[LayerWork] = []
     outside: dict[str, None] = {}
+    for call, work, is_known in called_works(profile):
+        if work is not None:
+            works.append(work)
+        if not is_known:
+            outside[profile.trace.signatures[call.signature].op] = None
+    return ModelWork(profile.name, tuple(works), tuple(outside))
+
+
+def called_works(profile: ModelProfile) -> Iterator[tuple[OpCall, LayerWork | None, bool]]:
+    """Yield the operator calls that are layers of their own, with their work and whether a class describes it."""
+    trace = profile.trace
     # Storages that a convolution or linear layer wrote last, so that a batch norm or ReLU on them is part of it.
     fusible: set[int] = set()
     # Convolutions follow from their signature alone, and models repeat them.
     convolutions: dict[int, LayerWork] = {}
+    constants = _constants(profile)
     for call in trace.ops:
         price, signature = profile.prices[call.signature], trace.signatures[call.signature]
         op = signature.op.removeprefix("aten.").removesuffix("_")
         if price.status == "unpriced":
-            outside[signature.op] = None
+            yield call, None, False
         elif price.status == "free":
             # Part of an image's channels is a copy in runtimes; a token is found by its address.
             source = signature.inputs[0].shape if op in _SPLITS else ()
             if len(source) == 4 and signature.outputs[0].elements < signature.inputs[0].elements:
-                works.append(_moved(call.module, signature))
+                yield call, _moved(call.module, signature), True
         elif op.startswith("dropout") or not call.reads or price.kind == "quantization":
             # A constant, which an export folds, nothing at all in inference, or steps between precisions: whole nets in
             # int8 were timed with them, so that they are part of the costs.
             pass
-        elif call.reads[0] in fusible and (op.endswith("batch_norm") or op in _FUSED):
+        elif call.reads[0] in fusible and (op.endswith("batch_norm") or op in FUSED):
             fusible.update(call.creates)
         else:
             written = call.creates or call.reads[:1]
@@ -296,27 +308,39 @@ def model_work(profile: ModelProfile) -> ModelWork:
             if price.kind == "conv":
                 if call.signature not in convolutions:
                     convolutions[call.signature] = _convolution(signature, price.cost.macs)
-                works.append(convolutions[call.signature]._replace(module=call.module))
+                yield call, convolutions[call.signature]._replace(module=call.module), True
                 continue
-            work = _moved(call.module, signature, price.cost.macs)
+            work = _moved(call.module, signature, price.cost.macs)._replace(
+                is_constant=constants.issuperset(call.reads)
+            )
             if price.kind in _WORK_KINDS:
-                works.append(work._replace(kind=_WORK_KINDS[price.kind]))
+                yield call, work._replace(kind=_WORK_KINDS[price.kind]), True
             elif price.kind in _MOVES:
-                works.append(work._replace(reads=work.writes))
+                yield call, work._replace(reads=work.writes), True
             elif price.kind in ("matmul", "attention", "recurrent"):
-                works.append(_product(profile, call, signature, price.kind, work))
+                yield call, _product(constants, call, signature, price.kind, work), True
             else:
-                outside[signature.op] = None
-                works.append(work._replace(kind="elementwise"))
-    return ModelWork(profile.name, tuple(works), tuple(outside))
+                yield call, work._replace(kind="elementwise"), False
 
 
-def _product(profile: ModelProfile, call: OpCall, signature: OpSignature, kind: str, base: LayerWork) -> LayerWork:
-    """Return the work of a matrix product, of attention or of a recurrent layer."""
+def _constants(profile: ModelProfile) -> set[int]:
+    """Return the storages whose values are the same in every forward: weights, buffers, and what follows from these."""
+    roles = ("parameter", "buffer")
+    constants = {number for number, storage in enumerate(profile.trace.storages) if storage.role in roles}
+    for call in profile.trace.ops:
+        if constants.issuperset(call.reads):
+            constants.update(call.creates)
+        else:  # written in place by something that is not constant
+            constants.difference_update(call.creates or call.reads[:1])
+    return constants
+
+
+def _product(constants: set[int], call: OpCall, signature: OpSignature, kind: str, base: LayerWork) -> LayerWork:
+    """Return the work of a matrix product, of attention or of a recurrent layer; `constants` are storages."""
     weights = sum(
         tensor.elements
         for tensor, storage in zip(signature.inputs, call.reads, strict=True)
-        if profile.trace.storages[storage].role == "parameter" and len(tensor.shape) >= 2
+        if storage in constants and len(tensor.shape) >= 2
     )
     if kind == "recurrent":  # step by step: every weight is read again for each
         return base._replace(kind="linear", weights=base.macs, rows=1, is_recurrent=True)

@@ -1,4 +1,4 @@
-"""RAM and flash of a model under TensorFlow Lite Micro, on a core or a board of the catalog."""
+"""RAM and flash of a model on a microcontroller, under TensorFlow Lite Micro or ST Edge AI."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from edge_opt import units
 from edge_opt._support.checks import check_one_of
 from edge_opt.boards.catalog import device, normalized
+from edge_opt.boards.st_edge_ai import StMemory, st_memory
 from edge_opt.boards.targets import ResolvedTarget
 from edge_opt.errors import EdgeOptError, InvalidInput, UnknownDevice, UnreadableModel
 from edge_opt.loading import resolve_call
 from edge_opt.model_files.file_graph import read_errors
 from edge_opt.model_files.file_model import FileModel
-from edge_opt.model_files.tflm_arena import PlannedBuffer, TflmArena, tflm_arena
+from edge_opt.model_files.tflm_arena import PlannedBuffer, TflmArena, replanned_head, tflm_arena
 from edge_opt.model_files.tflm_graph import TflmGraph, read_tflm
 from edge_opt.model_files.tflm_kernels import Extension, Kernels, TflmBuild
 from edge_opt.model_files.tflm_lowering import lowered
 from edge_opt.model_files.tflm_support import code_size, refusal, registered_name
 from edge_opt.records.devices import DeviceSpec
-from edge_opt.records.microcontrollers import McuMemory, MemoryPart, MemoryVerdict
+from edge_opt.records.microcontrollers import McuMemory, MemoryPart, MemoryVerdict, short_name
 from edge_opt.records.predictions import Prediction
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace import trace
@@ -32,6 +34,9 @@ RAM_MARGIN_BYTES = 8 * 1024
 # Flash beside the model and TFLM: start-up code, drivers, printing.
 FLASH_MARGIN_BYTES = 16 * 1024
 MEMORY_UNKNOWN = "RAM and flash under TFLM are not known"
+ST_RUNTIME: Literal["st-edge-ai"] = "st-edge-ai"
+# Activations of ST Edge AI may be above the estimate by this share; the worst of 20 rows is 25 % above it.
+_ST_UNSURE = 0.3
 _RAM_MARGIN = "stack, interpreter, drivers and the application"
 _FLASH_MARGIN = "start-up code, drivers and the application"
 
@@ -67,11 +72,13 @@ def mcu_memory(
     kernels: Kernels = "reference",
     precision: Literal["int8", "fp32"] = "int8",
     resource_variables: int | None = None,
+    runtime: Literal["tflm", "st-edge-ai"] = "tflm",
 ) -> McuMemory:
-    """Return the RAM and flash that TensorFlow Lite Micro needs for a model, without running it.
+    """Return the RAM and flash that a runtime needs for a model, without running it.
 
-    The arena is what TFLM's own allocator would use, to the byte (TFLM of 2026-08-20). Code is as measured on a
-    Cortex-M4 with TFLM's release options; other cores and compilers differ by some per cent.
+    TFLM's arena is what its own allocator would use, to the byte (TFLM of 2026-08-20). Code is as measured on a
+    Cortex-M4 with TFLM's release options; other cores and compilers differ by some per cent. Figures of ST Edge AI are
+    estimates: the arena is its activations.
 
     Args:
         model: The path of a .tflite file; or a module, a reference or a profile as in `profile`: then the file is meant
@@ -82,6 +89,7 @@ def mcu_memory(
         kernels: "reference" for TFLM's own kernels, or "cmsis-nn" where the core is an Arm Cortex-M.
         precision: Of a module: "int8" for a quantized file (static, inputs in int8), or "fp32". A file has its own.
         resource_variables: Size of the application's table of resource variables; default: what the file needs.
+        runtime: "tflm" for TensorFlow Lite Micro, or "st-edge-ai" (int8, on an Arm Cortex-M).
 
     >>> from edge_opt.model import SmallCNN
     >>> memory = mcu_memory(SmallCNN(), (1, 1, 28, 28), core="rp2040")
@@ -89,11 +97,19 @@ def mcu_memory(
     (True, True)
     """
     check_one_of("kernels", kernels, get_args(Kernels))
+    check_one_of("runtime", runtime, ("tflm", ST_RUNTIME))
     spec, name, cpu = find_core(core)
     if kernels == "cmsis-nn" and not cpu.is_arm:
         raise InvalidInput(f"CMSIS-NN is for Arm Cortex-M, and {name} is not one; pass kernels='reference'")
     build = TflmBuild(kernels, cpu.extension, cpu.pointer_bytes, cpu.enum_bytes, cpu.pointer_bytes == 8)
     graph = _graph(model, inputs, precision)
+    if runtime == ST_RUNTIME:
+        if not cpu.is_arm or _precision(graph) != "int8":
+            raise InvalidInput(
+                f"ST Edge AI is known in int8 on an Arm Cortex-M, and this is {_precision(graph)} on {name}; "
+                "pass runtime='tflm'"
+            )
+        return _st_record(graph, st_memory(graph), name, spec)
     with read_errors(graph.name):
         why = refusal(graph)
         if why is not None:
@@ -162,28 +178,103 @@ def memory_of(graph: TflmGraph, arena: TflmArena, build: TflmBuild, name: str, s
         verdicts=() if spec is None else _verdicts(spec, arena.minimum_bytes, flash_bytes),
         notes=_notes(build, spec),
         precision=_precision(graph),
+        advice=_advice(graph, arena, step, alive),
     )
 
 
+def _st_record(graph: TflmGraph, memory: StMemory, name: str, spec: DeviceSpec | None) -> McuMemory:
+    """Return the record of ST Edge AI's activations and flash; its arena is the activations."""
+    flash_bytes = memory.weight_bytes + memory.code_bytes
+    return McuMemory(
+        model=graph.name,
+        core=name,
+        kernels=ST_RUNTIME,
+        arena_bytes=memory.activation_bytes,
+        arena_used_bytes=memory.activation_bytes,
+        head_bytes=memory.activation_bytes,
+        tail_bytes=0,
+        tail_parts=(),
+        planning_bytes=0,
+        scratch_bytes=memory.scratch_bytes,
+        peak_tensors=tuple(MemoryPart(buffer.name, buffer.nbytes) for buffer in memory.alive),
+        peak_operator=_operator_at(graph, memory.step),
+        flash_bytes=flash_bytes,
+        flash_parts=(MemoryPart("weights and biases", memory.weight_bytes), MemoryPart("code", memory.code_bytes)),
+        operators=(),
+        verdicts=() if spec is None else _verdicts(spec, memory.activation_bytes, flash_bytes, _ST_UNSURE),
+        notes=("an estimate, fitted to ST Edge AI 4.0.0 on STM32H7; verdicts add 30 % to the activations",),
+    )
+
+
+# Operators that compute each element from elements at the same place: the result can replace an input.
+_IN_PLACE = frozenset("ADD SUB MUL RELU RELU6 LEAKY_RELU LOGISTIC TANH HARD_SWISH QUANTIZE RESHAPE".split())
+
+
+def _advice(graph: TflmGraph, arena: TflmArena, step: int, alive: Sequence[PlannedBuffer]) -> tuple[str, ...]:
+    """Return what would lower the arena: each change is planned again, with the sizes that it would leave."""
+    operators = graph.subgraphs[0].operators
+    if not 0 < step <= len(operators) or any(operator.subgraphs for operator in operators):
+        return ()
+    operator, tensors = operators[step - 1], [buffer for buffer in alive if not buffer.is_scratch]
+    ports = {graph.subgraphs[0].tensors[index].name for index in graph.subgraphs[0].inputs}
+    changes: list[tuple[str, dict[str, int]]] = []
+    if tensors and (widest := tensors[0]).name not in ports:
+        changes.append((f"half the channels of {short_name(widest.name)}", {widest.name: widest.nbytes // 2}))
+    joined = [tensor for tensor in operator.inputs if tensor is not None and not tensor.is_constant]
+    if operator.op in _IN_PLACE and joined and joined[0].nbytes == operator.outputs[0].nbytes:
+        output = graph.subgraphs[0].tensors[operator.output_indices[0]].name
+        changes.append((f"{operator.op} in place, in another runtime", {output: 0}))
+    floats = {tensor.name: tensor.elements for tensor in graph.subgraphs[0].tensors if tensor.dtype == "float32"}
+    if any(buffer.name in floats for buffer in tensors):
+        changes.append(("int8 instead of float32, inputs included", floats))
+    spatial = {
+        tensor.name: tensor.nbytes // 4
+        for tensor in graph.subgraphs[0].tensors
+        if len(tensor.shape) == 4 and min(tensor.shape[1:3]) > 1
+    }
+    if any(buffer.name in spatial for buffer in tensors):
+        changes.append(("inputs of half the height and width", spatial))
+        halves = {buffer.name: buffer.nbytes // 2 for buffer in tensors if buffer.name in spatial.keys() - ports}
+        changes.append(("the layers at the peak in two patches, rows that overlap not counted", halves))
+    heads = [(what, replanned_head(arena.buffers, sizes)) for what, sizes in changes]
+    return tuple(f"{what}: {units.size(head)}" for what, head in heads if head < arena.head_bytes)
+
+
 def with_mcu_memory(
-    predictions: Sequence[Prediction], targets: Sequence[ResolvedTarget], profile: ModelProfile, model: Any
+    predictions: Sequence[Prediction],
+    targets: Sequence[ResolvedTarget],
+    profile: ModelProfile,
+    model: Any,
+    runtime: str | None = None,
 ) -> tuple[Prediction, ...]:
-    """Return predictions with RAM and flash of the targets that are microcontrollers."""
+    """Return predictions with RAM and flash of targets that are microcontrollers: under TFLM, or ST's if asked for."""
     return tuple(
-        prediction if target.spec.microcontroller is None else _with_memory(prediction, target.spec, profile, model)
+        prediction if target.spec.microcontroller is None else _with_memory(prediction, target, profile, model, runtime)
         for prediction, target in zip(predictions, targets, strict=True)
     )
 
 
-def _with_memory(prediction: Prediction, spec: DeviceSpec, profile: ModelProfile, model: Any) -> Prediction:
+def kernels_on(target: ResolvedTarget) -> Kernels:
+    """Return TFLM's kernels on a microcontroller: CMSIS-NN where the core is an Arm, unless its own were asked for."""
+    is_reference = target.platform is not None and target.platform.runtime == "tflm-reference"
+    return "cmsis-nn" if find_core(target.spec)[2].is_arm and not is_reference else "reference"
+
+
+def _with_memory(
+    prediction: Prediction, target: ResolvedTarget, profile: ModelProfile, model: Any, runtime: str | None
+) -> Prediction:
     try:
-        _, _, cpu = find_core(spec)
-        kernels: Kernels = "cmsis-nn" if cpu.is_arm else "reference"
-        if isinstance(model, FileModel):
-            return replace(prediction, mcu=mcu_memory(str(model.file), core=spec, kernels=kernels))
-        if prediction.precision not in ("int8", "fp32"):
-            raise InvalidInput(f"TFLM does not compute in {prediction.precision}")
-        mcu = mcu_memory(profile, core=spec, kernels=kernels, precision=prediction.precision)
+        source: Any = str(model.file) if isinstance(model, FileModel) else profile
+        precision = prediction.precision
+        if source is profile and precision not in ("int8", "fp32"):
+            raise InvalidInput(f"TFLM does not compute in {precision}")
+        mcu = mcu_memory(
+            source,
+            core=target.spec,
+            kernels=kernels_on(target),
+            precision="fp32" if precision == "fp32" else "int8",
+            runtime=ST_RUNTIME if runtime == ST_RUNTIME else "tflm",
+        )
         return replace(prediction, mcu=mcu)
     except EdgeOptError as error:
         # Weights stay in flash, so the sum of all tensors would be a wrong verdict.
@@ -228,18 +319,17 @@ def _precision(graph: TflmGraph) -> str:
     return {"float32": "fp32", "float16": "fp16", "uint8": "int8"}.get(widest, widest)
 
 
-def _verdicts(spec: DeviceSpec, arena_bytes: int, flash_bytes: int) -> tuple[MemoryVerdict, ...]:
+def _verdicts(spec: DeviceSpec, arena_bytes: int, flash_bytes: int, unsure: float = 0.0) -> tuple[MemoryVerdict, ...]:
+    """Return the verdicts on RAM and flash; `unsure` is the share of the arena that is added to the margin."""
     controller = spec.microcontroller
     assert controller is not None
     ram, banks = sum(int(size.value) for size in spec.ram_bytes[:1]), controller.ram_banks
     largest = max((int(bank.figure.value) for bank in banks), default=ram)
     # Without execution in place, code and weights are copied to RAM before they are used.
     in_ram = 0 if controller.executes_in_place else flash_bytes
-    flash = spec.flash_bytes
+    flash, margin = spec.flash_bytes, RAM_MARGIN_BYTES + int(unsure * arena_bytes)
     verdicts = (
-        [MemoryVerdict("RAM", arena_bytes + in_ram, RAM_MARGIN_BYTES, ram, largest, _RAM_MARGIN, arena_bytes)]
-        if ram
-        else []
+        [MemoryVerdict("RAM", arena_bytes + in_ram, margin, ram, largest, _RAM_MARGIN, arena_bytes)] if ram else []
     )
     if flash is not None:
         size = int(flash.value)

@@ -28,6 +28,7 @@ else:
 FOLDER = Path(__file__).parent / "data" / "fitted"
 PRIORS = "priors.toml"
 SIBLINGS = "siblings.toml"
+CHIPS = "chips.toml"
 # Two devices of the table with nearly the same chip differ by one factor of 4 %, and by 7 to 12 % from net to net.
 SIBLING_SD = 0.15
 Origin = Literal["fitted", "typed", "core"]
@@ -62,6 +63,8 @@ class Platform(Record):
     how many nets were timed; `error` the median relative error of nets whose family was held out, `factor` the one
     within which nine of ten of them lie; both None where too few were timed to tell. `noise_ratio` is how much noisier
     its times are than those of others. `origin`: fitted to a table, typed in, or taken from boards with the same core.
+    `computes_in` is the type of the arithmetic where that is not `precision`: on ARMv8.2, ncnn takes and returns fp32
+    and computes in fp16.
     """
 
     name: str
@@ -83,7 +86,7 @@ class Platform(Record):
     noise_ratio: float
     source: str
     origin: Origin = "fitted"
-
+    computes_in: str | None = None
     notes: tuple[str, ...] = ()
     contradictions: tuple[str, ...] = ()
 
@@ -99,11 +102,25 @@ def fitted_platforms(device: str | None = None) -> tuple[Platform, ...]:
     (True, 'raspberry-pi-4')
     """
     pattern = "*.toml" if device is None else f"{device}_*.toml"
-    paths = (path for path in FOLDER.glob(pattern) if path.name not in (PRIORS, SIBLINGS))
+    paths = (path for path in FOLDER.glob(pattern) if path.name not in (PRIORS, SIBLINGS, CHIPS))
     known = [*map(_shipped, paths)]
     for name in _siblings() if device is None else {device} & _siblings().keys():
         known += _sibling_platforms(name)
     return tuple(sorted(known, key=lambda platform: platform.name))
+
+
+def timed_engines() -> Mapping[str, str]:
+    """Return the engine of each timed device that its platforms are of, by the names of the files; an NPU comes first.
+
+    >>> timed_engines()["galaxy-s23"], timed_engines()["raspberry-pi-5"], timed_engines()["rtx-2060-laptop"]
+    ('npu', 'cpu', 'gpu')
+    """
+    engines: dict[str, set[str]] = {}
+    for path in FOLDER.glob("*_*.toml"):
+        device, engine = path.name.split("_")[:2]
+        engines.setdefault(device, set()).add(engine.partition("-")[0])
+    engines |= {device: engines[entry["base"]] for device, entry in _siblings().items()}
+    return {device: next(name for name in ("npu", "cpu", "gpu") if name in known) for device, known in engines.items()}
 
 
 def timed_devices() -> tuple[str, ...]:
@@ -112,7 +129,13 @@ def timed_devices() -> tuple[str, ...]:
     >>> "orange-pi-zero-2" in timed_devices(), "galaxy-s23" in timed_devices()
     (True, True)
     """
-    return tuple(sorted({path.name.partition("_")[0] for path in FOLDER.glob("*_*.toml")} | _siblings().keys()))
+    return tuple(sorted(timed_engines()))
+
+
+@cache
+def known_chips() -> Mapping[str, Mapping[str, Any]]:
+    """Return chip and RAM, with their sources, of devices that are known by their times; by the device's name."""
+    return tomllib.loads((FOLDER / CHIPS).read_text(encoding="utf-8"))
 
 
 @cache
@@ -129,8 +152,12 @@ def _sibling_platforms(device: str) -> Iterator[Platform]:
             note = f"the table has the same times for it and {base.device}, which have one chip"
             yield replace(base, name=name, device=device, title=entry["title"], notes=(*base.notes, note))
         else:
-            note = f"no time of it is known: those of {base.device}, which has the same NPU"
-            yield untimed_platform(base, device, entry["title"], SIBLING_SD, (*base.notes, note))
+            scale, sd = entry.get("scale", 1.0), entry.get("sd", SIBLING_SD)
+            why = entry.get("why", "which has the same NPU")
+            times = f"{scale:g} times those" if scale != 1 else "those"
+            note = f"{'' if 'scale' in entry else 'no time of it is known: '}{times} of {base.device}, {why}"
+            alike = untimed_platform(base, device, entry["title"], sd, (*base.notes, note))
+            yield replace(alike, costs=replace(alike.costs, mean=alike.costs.mean + math.log(scale)))
 
 
 def untimed_platform(base: Platform, device: str, title: str, spread_sd: float, notes: tuple[str, ...]) -> Platform:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -22,14 +22,15 @@ from edge_opt._support.checks import check_one_of, check_whole
 from edge_opt.boards.catalog import devices
 from edge_opt.boards.class_costs import CLASSES, Costs, LayerWork, ModelWork, Vector, fit_costs
 from edge_opt.boards.fused_layers import model_work
+from edge_opt.boards.placement import HAND_OVER_FACTOR, departures
 from edge_opt.boards.platform_file import Platform, PlatformFamily, fitted_platforms, platform_family
-from edge_opt.boards.roofline import EngineLimits, used_bandwidth
+from edge_opt.boards.roofline import HALF_PRECISIONS, EngineLimits, used_bandwidth
 from edge_opt.boards.targets import HOST, Target, find_spec, named_target, platforms_of, select_platform
 from edge_opt.calibration.calibration_file import host_file, load_calibration
 from edge_opt.errors import InvalidInput
-from edge_opt.records.devices import Bound, DeviceSpec, Precision
+from edge_opt.records.devices import Bound, DeviceSpec, KnownLatency, Precision
 from edge_opt.records.fields import Record, field, record
-from edge_opt.records.predictions import Basis, Calibration, LayerPrediction, Prediction
+from edge_opt.records.predictions import Basis, Calibration, Departure, LayerPrediction, Prediction
 from edge_opt.records.profiles import ModelProfile
 
 # Precisions that the roofline of a device is listed in.
@@ -38,6 +39,8 @@ _LISTED: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 OUTSIDE_SHARE = 0.25
 # Outside the fit nothing was held out. Errors there, of attention predicted from convolutions, reach a factor of seven.
 OUTSIDE_FACTOR = 7.0
+# On an NPU, errors outside reach a factor of 25 (Sequencer2D's LSTMs): from this share on there is no time at all.
+REFUSED_SHARE = 0.5
 # A class that one family alone has, as ncnn's table has attention, was fitted but never held out.
 UNTESTED_FACTOR = 2.5
 # How layers such as an LSTM are named among what lies outside.
@@ -77,6 +80,7 @@ class KnownPlatform(Record):
     factor: float | None = field("Nine in ten of those nets lie within this factor; None where it is not known.")
     rows: int = field("Times that it was fitted to; 0 for a roofline.")
     source: str = field("Where the times or figures are from, or why there is no time.")
+    computes_in: str | None = field("Type of the arithmetic where it is another one; None: `precision`.", default=None)
 
 
 def platforms(device: Target | None = None) -> tuple[KnownPlatform, ...]:
@@ -85,8 +89,8 @@ def platforms(device: Target | None = None) -> tuple[KnownPlatform, ...]:
     Args:
         device: One device, by name or alias; default: all of them, and this host if it was calibrated.
 
-    >>> [item.basis for item in platforms("stm32h747")]
-    ['fitted']
+    >>> [item.runtime for item in platforms("stm32h747")]
+    ['st-edge-ai', 'tflm', 'tflm-reference', 'tinyengine']
     >>> platforms("hailo-8")[0].basis is None
     True
     """
@@ -101,11 +105,47 @@ def platforms(device: Target | None = None) -> tuple[KnownPlatform, ...]:
     return tuple(sorted(known, key=lambda item: (item.device, item.basis != "fitted", item.name)))
 
 
+@dataclass(frozen=True, eq=False)
+class ComparedTime:
+    """A published time of a device beside what its platform predicts; None where the net or a platform is not known."""
+
+    published: KnownLatency
+    platform: Platform | None
+    predicted: FittedTime | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Published time over the predicted one."""
+        return None if self.predicted is None else self.published.figure.value / self.predicted.seconds
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the published time lies in the 90 % interval of the prediction."""
+        time = self.predicted
+        return None if time is None else time.low <= self.published.figure.value <= time.high
+
+
+def compared_times(spec: DeviceSpec) -> tuple[ComparedTime, ...]:
+    """Return each published time of a device with the prediction of the platform of its runtime and threads.
+
+    >>> from edge_opt.boards.catalog import device
+    >>> {item.platform.name for item in compared_times(device("raspberry-pi-4"))}
+    {'raspberry-pi-4/cpu-4/ncnn/fp32'}
+    """
+    known, compared = platforms_of(spec), []
+    for time in spec.latencies:
+        platform = select_platform(known, time.precision or "fp32", runtime=time.runtime, threads=time.threads)
+        net = bundled_nets().get(time.model)
+        predicted = None if platform is None or net is None else fitted_time(net, platform)
+        compared.append(ComparedTime(time, platform, predicted))
+    return tuple(compared)
+
+
 def _fitted(platform: Platform) -> KnownPlatform:
     return KnownPlatform(
         name=platform.name, device=platform.device, engine=platform.engine, runtime=platform.runtime, day=platform.day,
         precision=platform.precision, threads=platform.threads, basis="fitted", error=platform.error,
-        factor=platform.factor, rows=platform.rows, source=platform.source,
+        factor=platform.factor, rows=platform.rows, source=platform.source, computes_in=platform.computes_in,
     )  # fmt: skip
 
 
@@ -118,6 +158,8 @@ def _by_figures(spec: DeviceSpec) -> Iterator[KnownPlatform]:
         return
     for precision in _LISTED:
         roof = EngineLimits(spec, spec.engine, precision, may_widen=True)
+        if roof.peak is None and precision in HALF_PRECISIONS:
+            continue
         if roof.peak is None:
             source = "what memory takes alone, without an upper end: no peak is known"
         else:
@@ -146,13 +188,15 @@ class FittedTime:
 
     `width` is half of the interval as a logarithm. `by_module` has the seconds of each module call, by class of work:
     what is fused into a layer is counted with it. `outside` names classes and operators that the fit has never seen,
-    where they matter: then the interval is as wide as errors were outside.
+    where they matter: then the interval is as wide as errors were outside. `unseen_share` is their part of the time,
+    as far as it can be told.
     """
 
     seconds: float
     width: float
     by_module: Mapping[int, Vector]
     outside: tuple[str, ...]
+    unseen_share: float = 0.0
 
     @property
     def low(self) -> float:
@@ -175,7 +219,8 @@ def fitted_time(work: ModelWork, platform: Platform) -> FittedTime:
     # Weights of recurrent layers are read again in every step, and no time of such a model is published.
     recurrent = float(by_layer[[item.is_recurrent for item in work.works]].sum() / by_layer.sum())
     width, outside = _interval(work, platform, quantities.sum(axis=0), recurrent >= OUTSIDE_SHARE)
-    return FittedTime(math.fsum(float(row.sum()) for row in by_module.values()), width, by_module, outside)
+    unseen = max(recurrent, float(platform.costs.shares(quantities.sum(axis=0))[_seen(platform) == 0].sum()))
+    return FittedTime(math.fsum(float(row.sum()) for row in by_module.values()), width, by_module, outside, unseen)
 
 
 def estimate_fitted(profile: ModelProfile, work: ModelWork, platform: Platform, target: str) -> Prediction:
@@ -183,13 +228,22 @@ def estimate_fitted(profile: ModelProfile, work: ModelWork, platform: Platform, 
 
     `work` is what `model_work` reads of the profile, `target` the platform's name in the result.
     """
-    time = fitted_time(work, platform)
+    leaving = departures(profile, platform)
+    time = _with_hand_overs(fitted_time(work, platform), leaving)
+    if platform.engine == "npu" and time.unseen_share >= REFUSED_SHARE:
+        return _refused(profile, platform, time, target)
+    engines = {module: item.engine for item in leaving for module in item.modules}
     is_outside = np.array([name in time.outside for name in CLASSES])
     layers = []
     for number, row in time.by_module.items():
         module, seconds = profile.trace.modules[number], float(row.sum())
         is_unseen = float(row @ is_outside) > seconds / 2
-        layers.append(LayerPrediction(number, module.path, module.kind, seconds, None, None, _bound(row), is_unseen))
+        layers.append(
+            LayerPrediction(
+                number, module.path, module.kind, seconds, None, None, _bound(row), is_unseen,
+                engine=engines.get(number, platform.engine),
+            )
+        )  # fmt: skip
     return Prediction(
         target=target,
         basis="fitted",
@@ -202,7 +256,39 @@ def estimate_fitted(profile: ModelProfile, work: ModelWork, platform: Platform, 
         outside=time.outside,
         energies=(),
         remarks=tuple(_remarks(platform, time)),
+        computes_in=platform.computes_in,
+        engine=platform.engine,
+        departures=leaving,
     )
+
+
+def _with_hand_overs(time: FittedTime, leaving: Sequence[Departure]) -> FittedTime:
+    """Return the time with what layers outside the NPU take: it counts as overhead of those layers."""
+    if not any(seconds for item in leaving for seconds in item.seconds):
+        return time
+    by_module = {number: row.copy() for number, row in time.by_module.items()}
+    for item in leaving:
+        for number, seconds in zip(item.modules, item.seconds, strict=True):
+            by_module.setdefault(number, np.zeros(len(CLASSES)))[CLASSES.index("layers")] += seconds
+    total_s = math.fsum(float(row.sum()) for row in by_module.values())
+    return replace(time, seconds=total_s, width=max(time.width, math.log(HAND_OVER_FACTOR)), by_module=by_module)
+
+
+def _refused(profile: ModelProfile, platform: Platform, time: FittedTime, target: str) -> Prediction:
+    """Return a prediction without a time, which names the work that was never measured there."""
+    modules = [(number, profile.trace.modules[number]) for number in time.by_module]
+    layers = (LayerPrediction(number, it.path, it.kind, None, None, None, "unknown") for number, it in modules)
+    why = f"outside what was measured there: {', '.join(time.outside)} take {time.unseen_share:.0%} of the time"
+    return Prediction(
+        target=target, basis="fitted", precision=cast(Precision, platform.precision), seconds=None, low=None,
+        high=None, bound="unknown", layers=tuple(layers), outside=time.outside, energies=(),
+        remarks=(why, evidence(platform)), engine=platform.engine,
+    )  # fmt: skip
+
+
+def _seen(platform: Platform) -> Vector:
+    """Return how many families of nets every class was fitted with; a net that was typed in counts as one."""
+    return platform_family(platform.kind).prior.seen + (platform.costs.seen if platform.origin == "typed" else 0)
 
 
 def _interval(work: ModelWork, platform: Platform, row: Vector, is_recurrent: bool) -> tuple[float, tuple[str, ...]]:
@@ -210,8 +296,7 @@ def _interval(work: ModelWork, platform: Platform, row: Vector, is_recurrent: bo
     family = platform_family(platform.kind)
     spread = family.spread if platform.origin == "fitted" else family.typed_spread
     width = spread.width(platform.costs.variance(row), platform.noise_ratio)
-    # How many families of nets every class was fitted with; a net that was typed in counts as one.
-    seen = family.prior.seen + (platform.costs.seen if platform.origin == "typed" else 0)
+    seen = _seen(platform)
     shares = platform.costs.shares(row)
     names = tuple(name for name, share, count in zip(CLASSES, shares, seen, strict=True) if share > 0.05 and count < 2)
     if is_recurrent:
@@ -233,6 +318,8 @@ def _remarks(platform: Platform, time: FittedTime) -> Sequence[str]:
         f"platform {platform.name}: {evidence(platform)}; 90 % interval: a factor of {math.exp(time.width):.2f}",
         "times of layers follow from class costs; only whole models could be checked",
     ]
+    if platform.computes_in:
+        remarks.append(f"{platform.runtime} computes in {platform.computes_in} on this core unless told otherwise")
     if time.outside:
         remarks.append(f"outside the fit, so that the interval is wide: {', '.join(time.outside)}")
     remarks += [f"a typed time contradicts the others: {text}" for text in platform.contradictions]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -164,17 +165,44 @@ def latency_ratio(
     >>> ratio.basis, ratio.low < ratio.ratio < ratio.high
     ('two precisions', True)
     """
-    sides: list[tuple[Prediction, VariantOnPlatform | None]] = []
-    for profile, wanted in ((before, before_precision or precision), (after, precision)):
-        resolved = resolve_target(target, wanted, runtime=runtime, threads=threads)
-        [prediction] = predictions(profile, [resolved], wanted, threads)
-        sides.append((prediction, None if resolved.calibration else variant_on(profile, resolved)))
-    (first, one), (second, other) = sides
+    options: dict[str, Any] = {"runtime": runtime, "threads": threads}
+    one = predict_variant(before, target, before_precision or precision, **options)
+    return ratio_of(one, predict_variant(after, target, precision, **options))
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedVariant:
+    """A variant of a model on a target: what answers for it there, and the answer; `variant` needs a platform."""
+
+    profile: ModelProfile
+    target: ResolvedTarget
+    prediction: Prediction
+    variant: VariantOnPlatform | None
+
+
+def predict_variant(
+    profile: ModelProfile,
+    target: Target,
+    precision: Precision,
+    *,
+    runtime: str | None = None,
+    threads: int | None = None,
+) -> PredictedVariant:
+    """Return what a variant takes on a target, as `profile(target=)` says; the arguments are those of `estimate`."""
+    resolved = resolve_target(target, precision, runtime=runtime, threads=threads, model=profile)
+    [prediction] = predictions(profile, [resolved], precision, threads)
+    variant = None if resolved.calibration else variant_on(profile, resolved)
+    return PredictedVariant(profile, resolved, prediction, variant)
+
+
+def ratio_of(before: PredictedVariant, after: PredictedVariant) -> LatencyRatio:
+    """Return the latency of one predicted variant over that of another, with the interval of the ratio."""
+    first, second = before.prediction, after.prediction
     if first.seconds is None or second.seconds is None:
         missing = first if first.seconds is None else second
         raise InvalidInput(f"no time in {missing.precision} is known for {missing.target}: {missing.remarks[0]}")
-    if one is not None and other is not None:
-        width, basis = ratio_width(one, other)
+    if before.variant is not None and after.variant is not None:
+        width, basis = ratio_width(before.variant, after.variant)
     else:
         width, basis = math.hypot(_log_width(first), _log_width(second)), "independent"
     return LatencyRatio(

@@ -108,8 +108,9 @@ def used_bandwidth(spec: DeviceSpec, engine: str) -> UsedBandwidth | None:
     return None
 
 
+HALF_PRECISIONS = ("fp16", "bf16")
 _WIDER: dict[Precision, tuple[Precision, ...]] = {
-    "fp32": ("fp32",), "fp16": ("fp16", "fp32"), "bf16": ("bf16", "fp32"), "int8": ("int8", "fp16", "fp32"),
+    "fp32": ("fp32",), "fp16": ("fp16",), "bf16": ("bf16",), "int8": ("int8", "fp16", "fp32"),
     "int4": ("int4", "fp16", "fp32"), "w8a16": ("w8a16", "fp16", "fp32"),
 }  # fmt: skip
 
@@ -117,8 +118,9 @@ _WIDER: dict[Precision, tuple[Precision, ...]] = {
 class EngineLimits:
     """The figures of one engine at one precision, and how long a pass takes under them.
 
-    With `may_widen`, a precision without a published peak computes at the next wider one's, `computes_in`: numbers
-    can always be widened, so that is the least the engine reaches.
+    With `may_widen`, int8 and int4 without a published peak compute at the next wider one's, `computes_in`: numbers
+    can always be widened, so that is the least the engine reaches. fp16 and bf16 are not widened: an engine without
+    such arithmetic has no time in them.
     """
 
     def __init__(self, spec: DeviceSpec, engine: Engine, precision: Precision, may_widen: bool = False) -> None:

@@ -26,6 +26,7 @@ from edge_opt.boards.platform_file import (
     Platform,
     checked_platform,
     fitted_platforms,
+    known_chips,
     timed_devices,
     untimed_platform,
 )
@@ -51,6 +52,13 @@ class ResolvedTarget:
     calibration: Calibration | None = None
 
 
+TFLITE_RUNTIMES = ("xnnpack", "tflite", "tflm", "tflm-reference", "tinyengine")
+# Runtimes that do not take a file, by the kind of the module that reads it.
+_REFUSED_FORMATS = {
+    "OnnxModel": TFLITE_RUNTIMES,
+    "TfliteModel": ("ncnn", "ncnn-vulkan", "onnx", "qnn", "torch", "torch-compile"),
+}
+
 Target = str | os.PathLike[str] | DeviceSpec | Calibration | Platform | ResolvedTarget
 
 
@@ -60,12 +68,15 @@ def resolve_targets(
     *,
     runtime: str | None = None,
     threads: int | None = None,
+    model: object = None,
 ) -> tuple[ResolvedTarget, ...]:
     """Resolve one target or several, each as `resolve_target` does; one that is named twice is refused."""
     named: Sequence[Any] = targets if isinstance(targets, (list, tuple)) else [targets]
     if not named:
         raise InvalidInput("no target is given; name a device, such as raspberry-pi-4, or 'host'")
-    resolved = tuple(resolve_target(target, precision, runtime=runtime, threads=threads) for target in named)
+    resolved = tuple(
+        resolve_target(target, precision, runtime=runtime, threads=threads, model=model) for target in named
+    )
     names = [target.name for target in resolved]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -80,6 +91,7 @@ def resolve_target(
     engine: str | None = None,
     runtime: str | None = None,
     threads: int | None = None,
+    model: object = None,
 ) -> ResolvedTarget:
     """Resolve a target, and refuse what cannot be asked of it before any work is done for it.
 
@@ -92,6 +104,7 @@ def resolve_target(
         engine: Who computes; the device's own choice unless given, or any where a runtime or threads are asked for.
         runtime: Such as "ncnn"; default: the one with the most accurate data.
         threads: Any number unless given.
+        model: What is asked about. Of a file, runtimes that take its format answer first.
 
     >>> resolve_target("raspberry-pi-4").platform.name
     'raspberry-pi-4/cpu-4/ncnn/fp32'
@@ -111,12 +124,20 @@ def resolve_target(
         return ResolvedTarget(named.name, _device_of(named), named)
     known = platforms_of(named)
     wanted_engine = engine or (named.engine if runtime is None and threads is None else None)
-    platform = select_platform(
-        known, precision, engine=wanted_engine, runtime=runtime, threads=threads, preferred_engine=named.engine
-    )
+    refusing = _REFUSED_FORMATS.get(_kind(model), ()) if runtime is None else ()
+    fitting = ([it for it in known if it.runtime not in refusing], known) if refusing else (known,)
+    options: dict[str, Any] = {"runtime": runtime, "threads": threads, "preferred_engine": named.engine}
+    answers = (select_platform(some, precision, engine=wanted_engine, **options) for some in fitting)
+    platform = next((answer for answer in answers if answer is not None), None)
     if platform is None and runtime is not None:
         raise InvalidInput(_no_such_runtime(named, known, precision, engine, runtime, threads))
     return ResolvedTarget(named.name, named, platform)
+
+
+def _kind(model: object) -> str:
+    """Return the class of a model, or of the one that a profile is of."""
+    trace = getattr(model, "trace", None)
+    return trace.modules[0].kind if trace is not None and not callable(trace) else type(model).__name__
 
 
 def named_target(target: Target) -> DeviceSpec | Platform | Calibration:
@@ -180,8 +201,10 @@ def platforms_of(spec: DeviceSpec) -> tuple[Platform, ...]:
     """
     known = shipped_platforms(spec.name)
     if not known:
-        return _same_core(spec)
-    return known if is_shipped(spec) or spec == _without_figures(known[0]) else ()
+        known = _same_core(spec)
+    elif not is_shipped(spec) and spec != _without_figures(known[0]):
+        return ()
+    return (*known, *_other_engines(spec, known))
 
 
 # Boards with published times that answer for a microcontroller of the same core: with ST's engine, and with another.
@@ -195,13 +218,20 @@ _SIBLINGS = {
 SAME_CORE_SD = 0.377
 
 
-def _same_core(spec: DeviceSpec) -> tuple[Platform, ...]:
-    """Return platforms of a microcontroller without a published time: those of a board with its core, by the clocks."""
+def _same_core(spec: DeviceSpec, *, with_st: bool = False) -> tuple[Platform, ...]:
+    """Return platforms of a microcontroller without a published time: those of a board with its core, by the clocks.
+
+    Args:
+        spec: The microcontroller.
+        with_st: Whether the times of ST's engine are meant on boards of other vendors as well.
+    """
     controller = spec.microcontroller
     if controller is None or spec.clock_hz is None or controller.core not in _SIBLINGS:
         return ()
-    ghz, is_st = spec.clock_hz.value / 1e9, spec.title.startswith("STMicroelectronics")
+    ghz, is_st = spec.clock_hz.value / 1e9, with_st or spec.title.startswith("STMicroelectronics")
     st, other = _SIBLINGS[controller.core]
+    if with_st and not st:
+        return ()
     name = f"{st}/cpu-1/st-edge-ai/int8" if st and is_st else f"{other}/cpu-1/bosch-hal/int8"
     platforms = []
     for base in shipped_platforms(name):
@@ -212,6 +242,52 @@ def _same_core(spec: DeviceSpec) -> tuple[Platform, ...]:
         costs = replace(alike.costs, mean=alike.costs.mean + math.log(base.ghz / ghz))
         source = f"{base.source}; clock: {spec.clock_hz.source}"
         platforms.append(replace(alike, costs=costs, ghz=ghz, source=source))
+    return tuple(platforms)
+
+
+@dataclass(frozen=True)
+class EngineRatio:
+    """Time of an engine for microcontrollers over that of ST's, on an STM32H743 (mit-han-lab/tinyengine README, 2023).
+
+    `sd` is the standard deviation of its logarithm over the nets that both ran.
+    """
+
+    runtime: str
+    title: str
+    ratio: float
+    sd: float
+    nets: int
+
+
+_ENGINES = (
+    EngineRatio("tflm", "TensorFlow Lite Micro with CMSIS-NN", 1.673, 0.091, 10),
+    EngineRatio("tflm-reference", "TensorFlow Lite Micro with its reference kernels", 17.98, 0.098, 10),
+    EngineRatio("tinyengine", "TinyEngine", 0.817, 0.099, 11),
+)
+# Cores other than the one that the engines were compared on; what that adds was not measured and is a guess.
+_OTHER_CORE_SD = 0.3
+
+
+def _other_engines(spec: DeviceSpec, known: Sequence[Platform]) -> tuple[Platform, ...]:
+    """Return platforms of other engines on a Cortex-M: the times of ST's engine times a measured ratio."""
+    controller = spec.microcontroller
+    if controller is None or controller.core not in _SIBLINGS:
+        return ()
+    is_st_engine = [platform for platform in known if platform.runtime == "st-edge-ai"]
+    base = next(iter(is_st_engine or _same_core(spec, with_st=True)), None)
+    if base is None:
+        return ()
+    platforms = []
+    for engine in _ENGINES:
+        sd = math.hypot(engine.sd, 0.0 if controller.core == "cortex-m7" else _OTHER_CORE_SD)
+        note = (
+            f"{engine.title}: {engine.ratio:.3g} times the time of ST's engine, by {engine.nets} nets on an STM32H743"
+        )
+        other = untimed_platform(base, spec.name, spec.title, sd, (note, *base.notes))
+        costs = replace(other.costs, mean=other.costs.mean + math.log(engine.ratio))
+        source = f"{base.source}; mit-han-lab/tinyengine README"
+        name = other.name.replace(f"/{base.runtime}/", f"/{engine.runtime}/")
+        platforms.append(replace(other, name=name, runtime=engine.runtime, costs=costs, source=source))
     return tuple(platforms)
 
 
@@ -311,11 +387,15 @@ def _device_of(platform: Platform) -> DeviceSpec:
 
 
 def _without_figures(platform: Platform) -> DeviceSpec:
-    """Return a device with published times only."""
+    """Return a device with published times only, and what is known of its chip and RAM."""
+    known = known_chips().get(platform.device, {})
+    ram = known.get("ram")
+    sizes = () if ram is None else (Figure(ram["gib"] * 2**30, ram["source"], "secondary"),)
+    note = f"Chip: {known['chip']} ({known['source']})" if known else ""
     return DeviceSpec(
         name=platform.device, title=platform.title, engine=platform.engine, aliases=(), cores=None, clock_hz=None,
-        ram_bytes=(), flash_bytes=None, bandwidths=(), bandwidth_unknown="only times of whole models are known of it",
-        peaks=(), powers=(), overhead_s=None, latencies=(), note="", origin=platform.source,
+        ram_bytes=sizes, flash_bytes=None, bandwidths=(), peaks=(), powers=(), overhead_s=None, latencies=(),
+        bandwidth_unknown="only times of whole models are known of it", note=note, origin=platform.source,
     )  # fmt: skip
 
 

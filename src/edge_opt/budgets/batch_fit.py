@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -262,7 +263,7 @@ def compare_targets(
     module, inputs, kwargs, own_name = resolve_call(model, inputs, kwargs)
     own: Precision = getattr(module, "computes_in", "fp32")
     precision = precision or own
-    resolved = resolve_targets(targets, precision, runtime=runtime, threads=threads)
+    resolved = resolve_targets(targets, precision, runtime=runtime, threads=threads, model=module)
     name = name or own_name
     profiled = profile(
         module, inputs, kwargs=kwargs, name=name, target=resolved, precision=precision, runtime=runtime, threads=threads
@@ -331,7 +332,8 @@ def _ranked(
                 named_one = replace(prediction, target=name)
                 fits.append(TargetFit(named_one, is_fitting, memory.total_bytes, sizes, None, ()))
     kept = [fit for fit in fits if _keeps(fit, limits)]
-    kept.sort(key=lambda fit: (fit.fits is False, fit.prediction.seconds is None, fit.prediction.seconds or 0.0))
+    # A time whose interval has no upper end is a lower bound, which beats nothing.
+    kept.sort(key=lambda fit: (fit.fits is False, fit.prediction.high is None, fit.prediction.seconds or math.inf))
     shapes, wanted = profiled.trace.modules[0].input_shapes, precision or "fp32"
     return TargetComparison(
         profiled.name, shapes, wanted, peak_memory(profiled, wanted, lifetimes=lifetimes), tuple(kept)

@@ -167,6 +167,8 @@ PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _of("measurement", "energy", "energy", lambda run: None if run.energy is None else run.energy.joules),
     # No energy: a prediction has no interval for it, so a limit next to it would pass for kept.
     _of("prediction", "predicted", "time", lambda prediction: prediction.seconds, _predicted_interval),
+    # Layers that leave an NPU for the CPU.
+    _of("prediction", "cpu_layers", "count", lambda prediction: prediction.cpu_layers),
     # Of a microcontroller: the arena, and the file with the code of TFLM.
     _of("prediction", "ram", "bytes", lambda prediction: prediction.mcu and prediction.mcu.arena_bytes),
     _of("prediction", "flash", "bytes", lambda prediction: prediction.mcu and prediction.mcu.flash_bytes),
@@ -246,7 +248,8 @@ def parse_budget(text: str, metrics: Mapping[str, Metric[Any]] = _KNOWN) -> Budg
     Budget(metric='accuracy_drop', relation='<', limit=0.015, text='accuracy_drop < 1.5%')
     """
     parts = _match(text)
-    metric = metrics.get(parts["name"])
+    # A profile has `ram_kib` of its target; in a sweep the same figure stands beside those of this machine.
+    metric = metrics.get(parts["name"]) or metrics.get(f"target_{parts['name']}")
     if metric is None:
         raise BudgetError(text, parts.start("name"), _unknown_metric(parts["name"], metrics))
     if parts["relation"] not in _RELATIONS:
@@ -308,7 +311,8 @@ def _match(text: str) -> re.Match[str]:
 
 def _number(parts: re.Match[str]) -> float:
     if not parts["number"]:
-        raise BudgetError(parts.string, parts.start("number"), "expected a number")
+        problem = "expected a number; an increase over a baseline is --max-increase macs=10%"
+        raise BudgetError(parts.string, parts.start("number"), problem)
     value = float(parts["number"].replace("_", ""))
     if not math.isfinite(value):
         raise BudgetError(parts.string, parts.start("number"), "expected a number that is not beyond all bounds")

@@ -162,6 +162,8 @@ def _hint(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
     prediction = profile.prediction
     if prediction is not None and prediction.seconds is None:
         return f"{prediction.target} gives no time: {next(iter(prediction.remarks), 'a figure is missing')}"
+    if prediction is not None and metric.name == "cpu_layers":
+        return f"{prediction.target} was not predicted on an NPU; name one, such as -t galaxy-s24 --precision int8"
     return "add --target, or target= in Python"
 
 
@@ -210,7 +212,7 @@ def check(
     on_undecided: Literal["pass", "fail"] = "pass",
     measure: bool | Mapping[str, Any] | None = None,
     target: Target | None = None,
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
     runtime: str | None = None,
     threads: int | None = None,
     optimizer: Any = "adamw",
@@ -231,7 +233,7 @@ def check(
         on_undecided: Whether budgets that are undecided "pass" or "fail".
         measure: Whether to run the model, or the options of `measure`; None runs it if a budget needs it.
         target: Target of `predicted_ms`, for the model and the baseline.
-        precision: Type of the numbers on the target.
+        precision: Type of the numbers on the target; default: int8 for a file that computes in int8, else fp32.
         runtime: Runtime on the target, such as "ncnn"; default: the one with the most accurate data.
         threads: Threads of the runtime on the target, as in `profile`; those to measure with are in `measure`.
         optimizer: Optimizer for `train_flops` and `train_peak_memory_mb`, as in `training_step`.
@@ -281,7 +283,7 @@ def check(
 
 
 def _refuse_without_target(on_target: Mapping[str, Any]) -> None:
-    changed = [name for name, value in on_target.items() if value not in ("fp32", None)]
+    changed = [name for name, value in on_target.items() if value is not None]
     if changed:
         raise InvalidInput(f"{changed[0]}={on_target[changed[0]]!r} requires target=, such as target='raspberry-pi-4'")
 

@@ -248,6 +248,10 @@ def load_batches(reference: str) -> Iterable[Any]:
     value = named_object(reference, f"{reference!r} names no batches; write {FORM}")
     if callable(value) and not hasattr(value, "__iter__"):
         value = _called(value, repr(reference))
+    if isinstance(value, Mapping) and "train" in value:  # what a sweep takes as --data
+        value = value.get("calibration", value["train"])
+    elif isinstance(value, tuple) and value and hasattr(value[0], "dataset"):
+        value = value[0]
     if not isinstance(value, Iterable):
         raise InvalidInput(f"{reference!r} is of type {type(value).__name__}; it must be {FORM}")
     return value

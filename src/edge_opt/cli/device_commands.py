@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -65,7 +66,7 @@ def devices(
         str | None, Argument(metavar="[NAME]", help="A name, an alias, or a .toml or .json file of your own.")
     ] = None,
 ) -> None:
-    """List the devices, or show everything known about one, with sources.
+    """List the names of devices, or show everything known about one, with sources.
 
     \b
     edge-opt devices
@@ -74,9 +75,10 @@ def devices(
     """
     import edge_opt as eo
     from edge_opt.boards.catalog import user_folder
+    from edge_opt.boards.platform_file import timed_engines
     from edge_opt.boards.targets import find_spec
-    from edge_opt.report.sheets import Sheet, print_sheet, sheet_text
-    from edge_opt.report.target_tables import device_table
+    from edge_opt.report.sheets import sheet_text
+    from edge_opt.report.target_tables import device_groups, published_times_sheet
 
     if name is not None:
         if name.lower().endswith(MODEL_FILES):
@@ -85,11 +87,20 @@ def devices(
         print_record(spec, "device")
         if not wants_json():
             typer.echo(sheet_text(_platforms(spec), result_width()))
-    elif wants_json():
-        print_json([tagged("device", to_plain(spec)) for spec in eo.devices()])
-    else:
-        print_sheet(result_console(highlight=False), Sheet("", (device_table(eo.devices()),)))
-        print_status(f"`edge-opt devices NAME` shows one with its sources; your own files go to {user_folder()}")
+            if spec.latencies:
+                typer.echo(sheet_text(published_times_sheet(spec), result_width()))
+        return
+    specs, timed = eo.devices(), timed_engines()
+    if wants_json():
+        others = timed.keys() - {spec.name for spec in specs}
+        print_json([tagged("device", to_plain(spec)) for spec in (*specs, *map(find_spec, sorted(others)))])
+        return
+    for heading, names in device_groups(specs, timed):
+        unbroken = ", ".join(name.replace(" ", "\xa0") for name in names)
+        lines = textwrap.wrap(unbroken, result_width() - 2, break_on_hyphens=False, break_long_words=False)
+        typer.echo("\n  ".join([heading, *lines]).replace("\xa0", " "))
+    typer.echo("*: predicted from published times of whole models, its own or of the same chip or core. Sizes: RAM")
+    print_status(f"`edge-opt devices NAME` shows aliases, platforms and sources; your own files go to {user_folder()}")
 
 
 def _platforms(spec: DeviceSpec) -> Sheet:
@@ -103,6 +114,7 @@ def _platforms(spec: DeviceSpec) -> Sheet:
     columns = (
         text_column("Platform", (item.name for item in platforms)),
         column("Basis", (item.basis or "no time" for item in platforms)),
+        column("Computes in", (item.computes_in or item.precision or "" for item in platforms), 2),
         column("Off", ("" if item.error is None else units.percent(item.error) for item in platforms)),
         column("Times", (str(item.rows or "") for item in platforms), 3),
         column("Day", ((item.day or "") if item.rows else "" for item in platforms), 4),

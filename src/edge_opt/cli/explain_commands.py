@@ -1,24 +1,28 @@
-"""edge-opt explain and reconcile: why two models differ in time, and two tools in their counts."""
+"""edge-opt explain and reconcile: why two models differ in time, here or on a target, and two tools in their counts."""
 
 from __future__ import annotations
 
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Argument, Option
 
 from edge_opt.cli import arguments as shared
 from edge_opt.cli.arguments import is_profile, loaded_call, random_batches, read_profile
-from edge_opt.cli.shell import print_record, print_status
+from edge_opt.cli.shell import print_record, print_status, refuse_unused
 from edge_opt.errors import InvalidInput
 
 if TYPE_CHECKING:
     from edge_opt.explanation.explain_models import ModelToRun
     from edge_opt.records.compression import Explanation
+    from edge_opt.records.devices import Precision
+    from edge_opt.records.sweeps import Candidate
 
 _VARIANT = re.compile(r"(?P<model>.+)@(?P<precision>fp32|fp16|bf16|int8|int4)(?::(?P<runtime>[\w-]+))?")
+# Least seconds that each model is measured.
+_MIN_TIME_S = 0.5
 
 
 def explain(
@@ -32,19 +36,30 @@ def explain(
     ],
     inputs: shared.Inputs = None,
     batch: shared.Batch = None,
-    min_time: shared.MinTime = 0.5,
-    threads: Annotated[int, Option(metavar="N", help="Threads to measure with.")] = 1,
+    target: shared.Target = None,
+    threads: Annotated[
+        int | None, Option(metavar="N", help="Threads here (default: 1), or of the runtime on the target.")
+    ] = None,
 ) -> None:
     """Show why B is faster than A or is not: both run here, interleaved, and the kernels responsible are named.
 
+    With --target nothing runs: times there are predicted, and what would help most is named with its gain.
+
     \b
     edge-opt explain net.py:Net@fp32 net.py:Net@int8 -i 1x3x32x32
-    edge-opt explain model.fp32.onnx model.int8.onnx
+    edge-opt explain net.py:Net net.py:Net@int8 -i 1x3x32x32 --target raspberry-pi-4
     edge-opt explain 'runs/mnist#prune 0 fp32 onnxruntime' runs/mnist#best
     """
     if len(models) != 2:
         raise InvalidInput(f"{len(models)} models given; name two: edge-opt explain A B")
-    print_record(explained((models[0], models[1]), inputs, batch, min_time, threads), "explanation")
+    if all(map(is_profile, models)):
+        unused = ("inputs", "batch", "min_time", *(("threads",) if target is None else ()))
+        refuse_unused("on saved profiles, which are not run", *unused)
+    if target is not None:
+        result = explained_on_target((models[0], models[1]), inputs, batch, target, threads)
+    else:
+        result = explained((models[0], models[1]), inputs, batch, _MIN_TIME_S, 1 if threads is None else threads)
+    print_record(result, "explanation")
 
 
 def explained(
@@ -63,13 +78,45 @@ def explained(
         return explain_models(before, after, min_time_s=min_time, threads=threads)
 
 
+def explained_on_target(
+    models: tuple[str, str],
+    inputs: list[str] | None,
+    batch: int | None,
+    target: str,
+    threads: int | None,
+) -> Explanation:
+    """Return why the second model is faster on a target than the first, or is not."""
+    import edge_opt as eo
+    from edge_opt.explanation.explain import ModelVariant
+
+    sides = []
+    for reference in models:
+        variant = _VARIANT.fullmatch(reference)
+        runtime = None
+        if _is_row(reference):
+            folder, candidate = _row(reference)
+            side = ModelVariant(eo.load(folder / "profile.json"), precision=candidate.precision)
+        elif variant is not None:
+            model, precision, runtime = variant.group("model", "precision", "runtime")
+            profiled = read_profile(model, False, inputs, batch)
+            side = ModelVariant(profiled, precision=cast("Precision", precision))
+        else:
+            side = ModelVariant(read_profile(reference, False, inputs, batch))
+        sides.append(side.on_target(target, runtime, threads))
+    return eo.explain(*sides)
+
+
+def _is_row(reference: str) -> bool:
+    return "#" in reference and not Path(reference.partition(":")[0]).exists()
+
+
 def _side(reference: str, inputs: list[str] | None, batch: int | None, stack: ExitStack) -> ModelToRun:
     """Return the model that a reference names, with the values that it is called with."""
     from edge_opt.explanation.explain_models import ModelToRun
 
     runtime = precision = None
     variant = _VARIANT.fullmatch(reference)
-    if "#" in reference and not Path(reference.partition(":")[0]).exists():
+    if _is_row(reference):
         reference, runtime = _row_file(reference)
     elif variant is not None:
         reference, precision, runtime = variant.group("model", "precision", "runtime")
@@ -81,17 +128,24 @@ def _side(reference: str, inputs: list[str] | None, batch: int | None, stack: Ex
     return ModelToRun(call.model, call.inputs, tensors, call.kwargs, path, precision, runtime)
 
 
-def _row_file(reference: str) -> tuple[str, str]:
-    """Return the file of a row of a sweep, and its runtime."""
+def _row(reference: str) -> tuple[Path, Candidate]:
+    """Return the folder of a row of a sweep, and its candidate."""
     from edge_opt.model_comparison import find_trial
     from edge_opt.report.sweep_files import load_sweep
-    from edge_opt.runtimes.registry import find_runtime
     from edge_opt.search.sweep import candidate_folder
 
     run, _, name = reference.rpartition("#")
     candidate = find_trial(load_sweep(run), name).candidate
-    root, runtime = Path(run), find_runtime(candidate.runtime)
-    folder = candidate_folder(root if root.is_dir() else root.parent, candidate)
+    root = Path(run)
+    return candidate_folder(root if root.is_dir() else root.parent, candidate), candidate
+
+
+def _row_file(reference: str) -> tuple[str, str]:
+    """Return the file of a row of a sweep, and its runtime."""
+    from edge_opt.runtimes.registry import find_runtime
+
+    folder, candidate = _row(reference)
+    runtime = find_runtime(candidate.runtime)
     files = [] if runtime.runs_modules else sorted(folder.glob(f"*.{runtime.suffix}"))
     if not files:
         why = "torch keeps no file of it" if runtime.runs_modules else f"{folder} has no .{runtime.suffix} file"
@@ -113,4 +167,6 @@ def reconcile(
     """
     import edge_opt as eo
 
+    if is_profile(model):
+        refuse_unused("on a saved profile", "inputs", "batch")
     print_record(eo.reconcile(read_profile(model, False, inputs, batch), tool), "reconciliation")

@@ -6,13 +6,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from edge_opt._support.extras import import_optional
 from edge_opt.cli.arguments import option
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import EdgeOptError, InvalidInput
 
 _TIME_LIMIT_S = 600
 _VARIANT = re.compile(r"@(fp32|fp16|bf16|int8|int4)(:[\w-]+)?$")
@@ -72,7 +73,9 @@ def server(root: Path) -> Any:
     hints = import_optional("mcp_types", "edge-opt mcp needs", "mcp").ToolAnnotations(read_only_hint=True)
     app = package.MCPServer("edge-opt", instructions="What PyTorch models cost on limited hardware; docs/agents.md.")
 
-    def profile(model: str, inputs: list[str], target: str | None = None, precision: str = "fp32") -> dict[str, Any]:
+    def profile(
+        model: str, inputs: list[str] | str, target: str | None = None, precision: str = "fp32"
+    ) -> dict[str, Any]:
         """Return MACs, parameters, memory and, with a target, the predicted time of a model.
 
         model: torchvision:NAME, timm:NAME, net.py:Net or a file; inputs: shapes such as 1x3x224x224.
@@ -81,17 +84,17 @@ def server(root: Path) -> Any:
         document = command_json(root, "profile", [model], inputs=inputs, **chosen)
         return {key: document.get(key) for key in _PROFILE_KEYS}
 
-    def check(model: str, budgets: list[str], inputs: list[str], target: str | None = None) -> dict[str, Any]:
+    def check(model: str, budgets: list[str], inputs: list[str] | str, target: str | None = None) -> dict[str, Any]:
         """Return whether a model keeps budgets such as 'macs <= 600M', 'peak_memory_mb <= 64', 'predicted_ms <= 50'."""
         result: dict[str, Any] = command_json(root, "check", [model], inputs=inputs, budget=budgets, target=target)
         return result
 
-    def compare(models: list[str], inputs: list[str]) -> dict[str, Any]:
+    def compare(models: list[str], inputs: list[str] | str) -> dict[str, Any]:
         """Return what differs between models, layer by layer; the first is the baseline."""
         result: dict[str, Any] = command_json(root, "compare", models, inputs=inputs)
         return result
 
-    def targets(model: str, inputs: list[str], names: list[str]) -> dict[str, Any]:
+    def targets(model: str, inputs: list[str] | str, names: list[str]) -> dict[str, Any]:
         """Return whether a model fits at least two devices, such as raspberry-pi-4, and its predicted times there."""
         result: dict[str, Any] = command_json(root, "profile", [model], inputs=inputs, target=names)
         return result
@@ -102,11 +105,25 @@ def server(root: Path) -> Any:
         result: dict[str, Any] = command_json(root, "llm", [model], **chosen)
         return result
 
-    def explain(before: str, after: str, inputs: list[str]) -> dict[str, Any]:
+    def explain(before: str, after: str, inputs: list[str] | str) -> dict[str, Any]:
         """Run two models or files here and return why the second is faster or is not; net.py:Net@int8 converts."""
         result: dict[str, Any] = command_json(root, "explain", [before, after], inputs=inputs)
         return result
 
+    errors = import_optional("mcp.server.mcpserver.exceptions", "edge-opt mcp needs", "mcp")
+
+    def answering(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        """Return the tool with our errors as answers: of any other exception the agent sees no text."""
+
+        @wraps(tool)
+        def answer(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            try:
+                return tool(*args, **kwargs)
+            except EdgeOptError as error:
+                raise errors.ToolError(str(error)) from error
+
+        return answer
+
     for tool in (profile, check, compare, targets, llm, explain):
-        app.tool(annotations=hints)(tool)
+        app.tool(annotations=hints)(answering(tool))
     return app

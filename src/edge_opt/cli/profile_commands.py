@@ -23,6 +23,7 @@ from edge_opt.cli.shell import (
     print_json,
     print_record,
     print_status,
+    refuse_unused,
     result_console,
     tagged,
     wants_json,
@@ -79,6 +80,12 @@ def profile(
     if wants_json() and (level, depth, sort, top) != (None, None, None, None):
         raise InvalidInput("--json prints the whole profile; drop it, or drop --level, --depth, --sort and --top")
     _check_battery(battery, every, target)
+    if not measure:
+        refuse_unused("without --measure", "min_time")
+    if battery is None:
+        refuse_unused("without --battery", "idle_uw")
+    if model.lower().endswith(MODEL_FILES):
+        refuse_unused("on a file, whose mode is fixed", "mode")
     check_view(shown := cast("Level", level or "modules"), depth, sort, top)
     for path in output or []:
         _ = _is_view_of_file(path, model) or writer_for(ModelProfile, path)
@@ -219,6 +226,8 @@ def train_cost(
     from edge_opt.report.training_tables import training_sheet
 
     limit = None if budget is None else parse_budget(budget, _PEAK_MEMORY)
+    if largest_batch:
+        refuse_unused("with --largest-batch", "suggest", "top", "output")
     for path in output or []:
         writer_for(TrainingStep, path)
     with loaded_call(model, inputs, batch) as call:
@@ -313,6 +322,10 @@ def llm(
     import edge_opt as eo
     from edge_opt.records.serving import ServingComparison
 
+    if not target and split is None:
+        refuse_unused("without --target", "engine", "threads")
+    if not target and ram is None and split is None:
+        refuse_unused("without --target or --ram", "strict")
     for path in output or []:
         writer_for(ServingComparison, path)
     # What the user's own code prints goes to stderr: stdout holds results only.

@@ -16,7 +16,16 @@ from typer import Argument, Option
 from edge_opt._support.files import write_whole
 from edge_opt._support.progress import report_progress
 from edge_opt.cli.arguments import option, read_arguments
-from edge_opt.cli.shell import Command, not_satisfied, print_json, print_record, result_console, tagged, wants_json
+from edge_opt.cli.shell import (
+    Command,
+    not_satisfied,
+    print_json,
+    print_record,
+    refuse_unused,
+    result_console,
+    tagged,
+    wants_json,
+)
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES, load_model
 from edge_opt.runtimes.registry import runtime_names
@@ -116,6 +125,7 @@ def run(
 
     Exit code 0: a candidate is accepted; 1: no candidate keeps the budgets; 2: wrong use.
     """
+    _check_scheduler(scheduler)
     from edge_opt.run.config import read_config
     from edge_opt.run.pipeline import run as run_once
     from edge_opt.run.seeds import run_seeds
@@ -147,6 +157,13 @@ def run(
         if len(runs) > 1:
             typer.echo(f"\nAll seeds    {root / 'aggregate.csv'}")
     _check_accepted(item.result for item in runs)
+
+
+def _check_scheduler(scheduler: str | None) -> None:
+    if scheduler is None:
+        refuse_unused("without --scheduler", "insecure")
+    else:
+        refuse_unused("with --scheduler, which has workers of its own", "workers")
 
 
 def _print_conclusion(result: SweepResult, folder: Path) -> None:
@@ -201,6 +218,7 @@ def sweep(
 
     Exit code 0: a candidate is accepted; 1: no candidate keeps the budgets; 2: wrong use.
     """
+    _check_scheduler(scheduler)
     from edge_opt.report.sweep_files import sweep_document
     from edge_opt.run.config import read_settings
     from edge_opt.run.pipeline import sweep as run_sweep

@@ -24,7 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 from edge_opt._support.deprecation import FormerNameWarning, current_words
 from edge_opt._support.json import to_plain
 from edge_opt._support.progress import console_width, show_progress
-from edge_opt.errors import EdgeOptError, SweepInterrupted, TraceFailed, first_line
+from edge_opt.errors import EdgeOptError, InvalidInput, SweepInterrupted, TraceFailed, first_line
 from edge_opt.loading import TRUST
 from edge_opt.text import lines, shorten
 
@@ -42,7 +42,7 @@ _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells say it
 
 
 # What `ctx.meta` keeps of the options that every command takes.
-_JSON, _DEBUG = "edge_opt.json", "edge_opt.debug"
+_JSON, _DEBUG, _CONTEXT = "edge_opt.json", "edge_opt.debug", "edge_opt.context"
 _meta: ContextVar[dict[str, Any]] = ContextVar("edge_opt_command_line")
 
 
@@ -98,6 +98,23 @@ def _group(param: Any) -> str:
     return next(title for title, names in _GROUPS.items() if param.name in names.split())
 
 
+_NEVER_TRUSTED = (".onnx", ".tflite", ".gguf", ".json")
+
+
+def refuse_unused(reason: str, *names: str) -> None:
+    """Refuse options that were written on the command line and have no effect.
+
+    Args:
+        reason: Why, such as "without --measure".
+        names: Parameters of the command.
+    """
+    context = _meta.get()[_CONTEXT]
+    for name in names:
+        sources = [each.get_parameter_source(name) for each in (context, context.parent)]
+        if any(source is not None and source.name == "COMMANDLINE" for source in sources):
+            raise InvalidInput(f"--{name.replace('_', '-')} has no effect {reason}; drop it")
+
+
 class Command(TyperCommand):
     """A command that also takes the flags of every command, and shows its options in groups."""
 
@@ -105,6 +122,13 @@ class Command(TyperCommand):
         *own, show_help = super().get_params(ctx)
         every = [] if ctx.parent is None else ctx.parent.command.params
         return [*own, *(param for param in every if param.name in ("json", "trust", "debug")), show_help]
+
+    def invoke(self, ctx: Any) -> Any:
+        ctx.meta[_CONTEXT] = ctx
+        named = [str(ctx.params[param.name]) for param in self.params if param.name in ("model", "subject")]
+        if named and named[0].lower().endswith(_NEVER_TRUSTED):
+            refuse_unused(f"on {named[0]}, which is read without executing code", "trust")
+        return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*(str(param.metavar) for param in self.params if param.param_type_name == "argument"), "[OPTIONS]"]

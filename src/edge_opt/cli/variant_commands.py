@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer import Argument
 
+from edge_opt._support.files import own_folder
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TABLE, configured_budgets, parse_budgets, parse_increase
 from edge_opt.cli import arguments as shared
 from edge_opt.cli.arguments import (
@@ -28,6 +30,7 @@ from edge_opt.cli.shell import (
     print_and_save,
     print_record,
     print_status,
+    refuse_unused,
     result_width,
     wants_json,
 )
@@ -112,6 +115,10 @@ def compare(
             raise InvalidInput("candidates were measured in their sweep; drop --measure, --inputs and --batch")
         comparison = _compare_candidates(models)
     else:
+        if all(map(is_profile, models)):
+            refuse_unused("on saved profiles", "inputs", "batch", "measure")
+        if not measure:
+            refuse_unused("without --measure", "min_time")
         with measuring(measure, min_time, threads) as options:
             profiles = [read_profile(model, options, inputs, batch) for model in models]
         # A saved profile is shown by its own name and its file, a model as it was named.
@@ -137,7 +144,7 @@ def check(
     optimizer: str = option("adamw", "NAME", "Optimizer for train_flops and train_peak_memory_mb."),
     strict: bool = option(False, "--strict", "Exit with 1 also where noise hides whether a budget is kept."),
     target: shared.Target = None,
-    precision: shared.TargetPrecision = "fp32",
+    precision: shared.TargetPrecision = None,
     runtime: shared.Runtime = None,
     threads: shared.Threads = None,
     min_time: shared.MinTime = 1.0,
@@ -166,13 +173,21 @@ def check(
         raise InvalidInput(f"--baseline {baseline} is a model, and {subject} is a profile; give two of a kind")
     names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
     needs_run = any(PROFILE_METRICS[name].is_measured for name in names) and not is_profile(subject)
+    if is_profile(subject):
+        refuse_unused("on a saved profile", "inputs", "batch")
+    if not needs_run:
+        refuse_unused("without a budget on a measured figure of a model", "min_time")
+    if not any(PROFILE_METRICS[name].is_trained for name in names):
+        refuse_unused("without a budget on a training step", "optimizer")
+    if not any(PROFILE_METRICS[name].is_predicted for name in names):
+        refuse_unused("without a budget on a figure of it, such as predicted_ms", "target")
     here, there = split_threads(threads, needs_run, target)
     options: dict[str, Any] = {
         "baseline": baseline,
         "max_increase": [increase.text for increase in increases],
         "on_undecided": "fail" if strict else "pass",
         "target": target,
-        "precision": cast("Precision", precision),
+        "precision": cast("Precision | None", precision),
         "runtime": runtime,
         "threads": there,
         "optimizer": optimizer,
@@ -249,6 +264,10 @@ def prune(
         raise InvalidInput("nothing says how much to prune; add --ratio 0.5, --macs-target 0.5 or --latency-target 0.5")
     if latency_target is not None and target is None:
         raise InvalidInput("--latency-target requires --target: a device, a calibration file or host")
+    if importance != "random":
+        refuse_unused("without --importance random", "seed")
+    if not (macs_target or latency_target):
+        refuse_unused("without --macs-target or --latency-target", "strict")
     from edge_opt import compress
 
     ratios = dict(_layer_ratio(text) for text in ratio or [])
@@ -274,7 +293,7 @@ def prune(
     saved = None if output is None else compress.save_pruned(pruned, output)
     print_record(pruned, "pruned", lambda record: record.to_dict() | {"saved": None if saved is None else str(saved)})
     if saved is not None:
-        print_status(f"saved to {saved}; compress.load_pruned({str(saved)!r}, factory) builds it again")
+        print_status(f"saved to {saved}; load it with edge_opt.compress.load_pruned({str(saved)!r}, Net)")
     if strict and (macs_target or latency_target) and pruned.shortfalls:
         raise not_satisfied("the target is missed by more than 10 %")
 
@@ -295,7 +314,7 @@ def convert(
         None, "NAME", "fp32, fp16, bf16, int8, or int4 (weights only). Default: int8 with --calibration, else fp32."
     ),
     runtime: str | None = option(
-        None, "NAME", f"{', '.join(runtime_names())}. Default: by the suffix of --output, else onnxruntime."
+        None, "NAME", f"{', '.join(runtime_names())} or tflm. Default: by the suffix of --output, else onnxruntime."
     ),
     scheme: str = option(
         "auto", "NAME", "How int8 is made: static (ranges from calibration), dynamic, weights (weight-only) or auto."
@@ -307,9 +326,7 @@ def convert(
     calibration_batches: int = option(32, "N", "Most calibration batches to use."),
     verify_on: str | None = option(None, "REF", "Batches to compare on. Default: the calibration, else --inputs."),
     max_difference: float | None = option(
-        None,
-        "SHARE",
-        "Largest difference of outputs, as a share of their mean. Default: fp32 0.01, fp16 0.05, int8 0.2.",
+        None, "SHARE", "Largest difference of outputs over their mean. Default: fp32 0.01, fp16 0.05, int8 0.2."
     ),
     min_agreement: float | None = option(None, "SHARE", "Exit with 1 below this top-1 agreement."),
     output: Path = option(
@@ -325,18 +342,19 @@ def convert(
     edge-opt convert net.py:Net -i 1x3x32x32 -o net.onnx
     edge-opt convert net.py:Net -i 1x3x32x32 --precision int8 --calibration data.py:loader -o out/
     edge-opt convert model.onnx --precision int8 --scheme dynamic -o model.int8.onnx
-    edge-opt convert model.tflite --runtime tflm --core rp2040 -o firmware/
+    edge-opt convert net.py:Net -i 1x1x28x28 -c data.py:loader --runtime tflm --core rp2040 -o out/
     """
     import edge_opt as eo
     from edge_opt.report.record_sheets import conversion_document
     from edge_opt.runtimes.convert import convert as convert_model
 
-    if min_agreement is not None and not 0 <= min_agreement <= 1:
-        raise InvalidInput(f"--min-agreement is {min_agreement}; it is a share from 0 to 1, such as 0.99")
-    if runtime == "tflm":
+    is_firmware = runtime == "tflm"
+    is_written = is_firmware and Path(model).suffix.lower() == ".tflite"
+    precision = precision or ("fp32" if calibration is None else "int8")
+    _check_convert(is_written, is_firmware, precision, calibration, min_agreement)
+    if is_written:
         _write_firmware(model, output, core)
         return
-    precision = precision or ("fp32" if calibration is None else "int8")
     is_quantized = precision in ("int8", "int4")
     runtime, folder, filename = _destination(output, runtime)
     source = _source(model, (".onnx", ".pt2") if is_quantized else (".pt2",))
@@ -358,30 +376,50 @@ def convert(
                 require_precision=is_quantized,
                 max_difference=max_difference,
                 scheme=scheme,
+                fixed_batch=is_firmware,  # TFLM has no dynamic shapes.
             )
         except ExportFailed:
             # Inputs of a wrong shape are the usual reason, and the trace names them better than an exporter does.
             eo.profile(call.model, call.inputs, kwargs=call.kwargs)
             raise
+    if is_firmware:
+        converted = replace(converted, path=_write_firmware(converted.path, output, core))
     print_record(converted, "converted", conversion_document)
     print_status(f"saved to {converted.path}")
     _check_agreement(converted.agreement.top1, min_agreement)
 
 
-def _write_firmware(model: str, output: Path, core: str) -> None:
-    """Write a .tflite file as files of a firmware project."""
-    from edge_opt.boards.mcu_memory import find_core
+def _check_convert(
+    is_written: bool, is_firmware: bool, precision: str, calibration: str | None, min_agreement: float | None
+) -> None:
+    if min_agreement is not None and not 0 <= min_agreement <= 1:
+        raise InvalidInput(f"--min-agreement is {min_agreement}; it is a share from 0 to 1, such as 0.99")
+    if is_written:
+        unused = "inputs precision scheme keep_float calibration calibration_batches verify_on max_difference"
+        refuse_unused("on a .tflite file, which is not converted again", *unused.split(), "min_agreement")
+    if not is_firmware:
+        refuse_unused("without --runtime tflm", "core")
+    if precision != "int8":
+        refuse_unused("without --precision int8", "scheme")
+    if calibration is None:
+        refuse_unused("without --calibration", "calibration_batches")
+
+
+def _write_firmware(model: str, output: Path, core: str) -> str:
+    """Write a .tflite file as files of a firmware project, and return the file of the model."""
     from edge_opt.runtimes.tflm_firmware import write_firmware
 
-    if Path(model).suffix.lower() != ".tflite":
-        raise InvalidInput(f"--runtime tflm takes a .tflite file with fixed shapes, and got {model}; convert it first")
-    kernels: Literal["reference", "cmsis-nn"] = "cmsis-nn" if find_core(core)[2].is_arm else "reference"
-    for path in write_firmware(model, output, core=core, kernels=kernels):
+    paths = write_firmware(model, output, core=core, kernels="auto")
+    for path in paths:
         print_status(f"saved to {path}")
+    return str(paths[0])
 
 
 def _destination(output: Path, runtime: str | None) -> tuple[str, Path, str | None]:
     """Return the runtime, the folder, and the name of the file unless it follows from the model."""
+    if runtime == "tflm":
+        # TFLM runs the file that LiteRT's converter writes.
+        return "litert", own_folder(), None
     endings = runtimes_by_ending()
     if output.suffix not in endings:
         if output.suffix and not output.is_dir():

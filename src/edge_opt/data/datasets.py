@@ -301,7 +301,7 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(before[1])
 
 
-_FORM = "a mapping or an object with `train` and `validation`, and if you like `calibration` and `test`"
+_FORM = "(train, validation), (train, validation, test), or a mapping with these names and maybe `calibration`"
 
 
 class FirstBatches:
@@ -349,6 +349,8 @@ def splits_of(
     """
     if isinstance(returned, Splits):
         return returned
+    if isinstance(returned, (tuple, list)) and len(returned) in (2, 3):
+        returned = dict(zip(("train", "validation", "test"), returned, strict=False))
     read: Any = returned.get if isinstance(returned, Mapping) else lambda part: getattr(returned, part, None)
     parts: dict[str, Any] = {part: read(part) for part in ("train", "calibration", "validation", "test")}
     for part in ("train", "validation"):

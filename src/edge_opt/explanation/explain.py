@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_opt import units
+from edge_opt.boards.fused_layers import passes
+from edge_opt.boards.ratios import PredictedVariant, predict_variant, ratio_of
+from edge_opt.boards.targets import Target
+from edge_opt.errors import InvalidInput
+from edge_opt.explanation.helpful_changes import helpful_changes
+from edge_opt.explanation.target_reasons import target_headline, target_reasons
 from edge_opt.measuring.machine import is_fast, vector_bytes
 from edge_opt.measuring.statistics import compare_latencies
+from edge_opt.pruning.ranking import fast_multiple
 from edge_opt.records.compression import Bottleneck, Explanation, LayerChange, Reason, Topic
 from edge_opt.records.conversions import Converted, Kernel, RunnerProfile
+from edge_opt.records.devices import Precision
 from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Comparison, Latency
 from edge_opt.records.profiles import ModelProfile
@@ -32,6 +40,26 @@ class ModelVariant:
     )
     kernels: RunnerProfile | None = field("Time of each kernel, from `compress.profile_runner`.", default=None)
     runtime: str = field('What ran it; "" is the runtime of the conversion, else torch.', default="")
+    precision: Precision | None = field(
+        "Precision on a target; default: that of the conversion, else what the profile computes in.", default=None
+    )
+    predicted: PredictedVariant | None = field(
+        "What it takes on a target; `explain` predicts it. Times of layers are then these.", default=None
+    )
+
+    def on_target(self, target: Target, runtime: str | None = None, threads: int | None = None) -> ModelVariant:
+        """Return the variant with what it takes on a target, as `profile(target=)` predicts it.
+
+        Args:
+            target: As in `profile`.
+            runtime: Runtime there, such as "ncnn".
+            threads: Threads of the runtime there.
+        """
+        converted = None if self.converted is None else self.converted.precision
+        precision: Precision = self.precision or converted or self.profile.computes_in
+        return replace(
+            self, predicted=predict_variant(self.profile, target, precision, runtime=runtime, threads=threads)
+        )
 
     @property
     def used_runtime(self) -> str:
@@ -60,9 +88,12 @@ class ModelVariant:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Time of each module path: of the runtime's kernels, else of the measured layers; empty without either."""
+        """Time of each module path: on the target, else of the runtime's kernels or measured layers; empty without."""
         seconds: dict[str, float] = defaultdict(float)
-        if self.kernels is not None:
+        if self.predicted is not None:
+            for item in self.predicted.prediction.layers:
+                seconds[item.path] += item.seconds or 0.0
+        elif self.kernels is not None:
             for kernel in self.kernels.kernels:
                 if kernel.nodes:
                     seconds[kernel.path] += kernel.seconds or 0.0
@@ -74,6 +105,9 @@ class ModelVariant:
     @property
     def precisions(self) -> dict[str, str]:
         """The precision of each module path, where a conversion or its kernels say; mixed ones are joined."""
+        if self.predicted is not None:
+            prediction = self.predicted.prediction
+            return {layer.path: prediction.precision for layer in prediction.layers}
         precisions: dict[str, set[str]] = defaultdict(set)
         for layer in self.converted.layers if self.converted else ():
             precisions[layer.path].add(layer.precision)
@@ -109,7 +143,8 @@ def _rows(variant: ModelVariant) -> dict[str, _LayerRow]:
     """Return costs by path, calls of the same module together."""
     rows: dict[str, _LayerRow] = {}
     # The profile of a file has the bytes of the file's own types.
-    precisions = variant.precisions if variant.converted else {}
+    precisions = variant.precisions if variant.converted and variant.predicted is None else {}
+    is_channels_last = variant.profile.trace.modules[0].kind == "TfliteModel"
     for layer in variant.profile.layers:
         path, kind = layer.call.path, layer.call.kind
         shrunk = 0.0 if variant.is_fused(path) else _SHRUNK.get(precisions.get(path, "fp32"), 1.0)
@@ -119,8 +154,13 @@ def _rows(variant: ModelVariant) -> dict[str, _LayerRow]:
         row.moved += round(layer.cost.bytes_moved * shrunk)
         row.operators += layer.operators
         shape = layer.call.output_shapes[0] if layer.call.output_shapes else ()
-        is_image = kind.startswith("Conv") and len(shape) > 2
-        row.channels = shape[1] if is_image else shape[-1] if kind == "Linear" and shape else None
+        is_image = kind.startswith("Conv") and len(shape) > 2 and not is_channels_last
+        row.channels = shape[1] if is_image else shape[-1] if kind.startswith(("Conv", "Linear")) and shape else None
+    if variant.predicted is not None:
+        for row in rows.values():
+            row.moved = 0
+        for item in passes(variant.profile, variant.predicted.prediction.precision):
+            rows[variant.profile.trace.modules[item.module].path].moved += item.bytes_read + item.bytes_written
     return {path: row for path, row in rows.items() if row.operators}
 
 
@@ -129,7 +169,12 @@ def layer_changes(before: ModelVariant, after: ModelVariant) -> tuple[LayerChang
     old, new = _rows(before), _rows(after)
     old_s, new_s = before.seconds, after.seconds
     precisions, old_kernels, new_kernels = after.precisions, before.kernel_names, after.kernel_names
-    bottlenecks = _bottlenecks(new, new_s, _best_rates((old, old_s), (new, new_s)))
+    if after.predicted is None:
+        bottlenecks = _bottlenecks(new, new_s, _best_rates((old, old_s), (new, new_s)))
+    else:
+        # Of several calls of one layer, the longest says.
+        calls = sorted(after.predicted.prediction.layers, key=lambda layer: layer.seconds or 0.0)
+        bottlenecks = {layer.path: layer.bound for layer in calls}
     return tuple(
         LayerChange(
             path=path,
@@ -187,16 +232,26 @@ _WORTH_SAYING = 0.02
 
 
 def explain(
-    before: ModelProfile | ModelVariant, after: ModelProfile | ModelVariant, *, paired: bool = False
+    before: ModelProfile | ModelVariant,
+    after: ModelProfile | ModelVariant,
+    *,
+    paired: bool = False,
+    target: Target | None = None,
+    runtime: str | None = None,
+    threads: int | None = None,
 ) -> Explanation:
     """Explain why one model is faster than another or not: savings, unchanged parts, and added work.
 
-    Without measured times, only counts are compared.
+    Without measured times, only counts are compared. With a target, times are predicted there as `profile(target=)`
+    does, and the three changes that would help most are named with their predicted gain.
 
     Args:
         before: The first model: its profile, or a `compress.ModelVariant` with its conversion, latency and kernels.
         after: The second model, likewise; for a conversion both profiles may be the same one.
         paired: Whether the latencies were measured interleaved, as `compress.measure_runners` does.
+        target: Target as in `profile`. Precisions there are those of the variants, or of int8 files.
+        runtime: Runtime on the target, such as "ncnn"; default: the one with the most accurate data.
+        threads: Threads of the runtime on the target; default: those of the most accurate data.
 
     >>> import edge_opt as eo
     >>> from edge_opt.model import SmallCNN
@@ -205,10 +260,28 @@ def explain(
     MACs fell by 71.9 % and bytes moved by 50.7 %; no times were given, so nothing is said about speed
     """
     old, new = (ModelVariant(each) if isinstance(each, ModelProfile) else each for each in (before, after))
-    old_latency, new_latency = old.measured_latency, new.measured_latency
+    if target is not None:
+        old, new = (side if side.predicted else side.on_target(target, runtime, threads) for side in (old, new))
+    elif runtime is not None or threads is not None:
+        raise InvalidInput("runtime= and threads= are of a target; add target=, such as target='raspberry-pi-4'")
     changes = layer_changes(old, new)
     macs = _ratio(old.profile.totals.macs, new.profile.totals.macs)
     moved = _ratio(sum(row.bytes_before or 0 for row in changes), sum(row.bytes_after or 0 for row in changes))
+    costs = _costs(macs, moved)
+    if old.predicted is not None and new.predicted is not None:
+        latency = ratio_of(old.predicted, new.predicted)
+        multiple, whose = fast_multiple(new.predicted.target), f"which {latency.target} runs fast"
+        reasons = [
+            *target_reasons(old.predicted, new.predicted),
+            *_time_reasons(changes, new),
+            *_odd_widths(changes, multiple, whose),
+            # Layers that a runtime computes with the one before them have no time of their own.
+            *_structure([row for row in changes if row.seconds_before or row.seconds_after]),
+        ]
+        ordered = tuple(sorted(reasons, key=_importance))
+        helpful = helpful_changes(new.predicted)
+        return Explanation(target_headline(latency, costs), None, macs, moved, changes, ordered, latency, helpful)
+    old_latency, new_latency = old.measured_latency, new.measured_latency
     compared = None
     if old_latency is not None and new_latency is not None:
         compared = compare_latencies(old_latency, new_latency, paired=paired)
@@ -216,7 +289,7 @@ def explain(
         *_precision_reasons(new, changes, compared),
         *_added(new),
         *_time_reasons(changes, new),
-        *_vector_width(changes),
+        *_odd_widths(changes, vector_bytes() // 4, "the lanes of this CPU's vectors"),
         *_structure(changes),
         *_circumstances(old, new),
     ]
@@ -225,10 +298,14 @@ def explain(
         reasons = [reason for reason in reasons if reason.topic not in _CLAIMS]
         if compared.verdict != "equal":
             reasons.append(Reason("noise", "Times of single layers do not add up to this, so they are not compared"))
-    # Savings first, then reasons with a time, longest first; the rest keeps its order.
-    reasons.sort(key=lambda reason: (reason.topic != "time", -(reason.seconds or 0.0)))
-    headline = _headline(macs, moved, compared, old_latency, new_latency)
+    reasons.sort(key=_importance)
+    headline = _headline(costs, compared, old_latency, new_latency)
     return Explanation(headline, compared, macs, moved, changes, tuple(reasons))
+
+
+def _importance(reason: Reason) -> tuple[bool, float]:
+    """Order savings first, then reasons with a time, longest first; the rest keeps its order."""
+    return reason.topic != "time", -(reason.seconds or 0.0)
 
 
 def _contradicts(compared: Comparison, old: ModelVariant, new: ModelVariant) -> bool:
@@ -252,12 +329,13 @@ def _fell(ratio: float | None) -> str:
     return f"{'fell' if ratio < 1 else 'rose'} by {abs(1 - ratio) * 100:.1f} %"
 
 
-def _headline(
-    macs: float | None, moved: float | None, compared: Comparison | None, old: Latency | None, new: Latency | None
-) -> str:
+def _costs(macs: float | None, moved: float | None) -> str:
     fell = [_fell(ratio) for ratio in (macs, moved)]
     both_fell = all(words.startswith("fell") for words in fell)
-    costs = f"MACs {fell[0]} and bytes moved {fell[1].removeprefix('fell ') if both_fell else fell[1]}"
+    return f"MACs {fell[0]} and bytes moved {fell[1].removeprefix('fell ') if both_fell else fell[1]}"
+
+
+def _headline(costs: str, compared: Comparison | None, old: Latency | None, new: Latency | None) -> str:
     if compared is None or old is None or new is None:
         return f"{costs}; no times were given, so nothing is said about speed"
     is_cpu = compared.clock == "cpu"
@@ -330,8 +408,11 @@ def _time_reasons(changes: Sequence[LayerChange], new: ModelVariant) -> Iterable
             yield Reason(topic, f"{what}: {which}", spent, longest)
 
     small, waiting = ([row for row in timed if row.bottleneck == bound] for bound in ("overhead", "memory"))
-    small = [row for row in small if (row.saved_s or 0.0) <= _GAINED * (row.seconds_before or 0.0)]
-    yield from share_reason("overhead", "Too small to gain, as calling them costs more than their arithmetic", small)
+    overhead = "Calling them costs more than their arithmetic"
+    if new.predicted is None:
+        small = [row for row in small if (row.saved_s or 0.0) <= _GAINED * (row.seconds_before or 0.0)]
+        overhead = "Too small to gain, as calling them costs more than their arithmetic"
+    yield from share_reason("overhead", overhead, small)
     yield from share_reason("memory", "Waiting for memory rather than arithmetic", waiting)
     unchanged = [
         row
@@ -375,20 +456,24 @@ def _time_changes(changes: Sequence[LayerChange]) -> Iterable[Reason]:
             yield Reason(topic, text, None if topic == "time" else seconds, tuple(row.path for _, row in rows))
 
 
-def _vector_width(changes: Sequence[LayerChange]) -> Iterable[Reason]:
-    """Report channels beside a multiple of the vector. Accumulators have 32 bits in every precision."""
-    lanes = vector_bytes() // 4
+def _odd_widths(changes: Sequence[LayerChange], multiple: int, whose: str) -> Iterable[Reason]:
+    """Report channels beside a multiple of what kernels compute at once. Accumulators have 32 bits in every precision.
+
+    `whose` says where the multiple comes from.
+    """
     odd = [
         (row.path, row.channels_after)
         for row in changes
-        if row.channels_after and row.channels_after != row.channels_before and row.channels_after % lanes
+        if row.channels_after
+        and row.channels_before not in (None, row.channels_after)
+        and row.channels_after % multiple
     ]
     if odd:
-        listed = [f"{path} uses {channels} of {-(-channels // lanes) * lanes}" for path, channels in odd]
+        listed = [f"{path} uses {channels} of {-(-channels // multiple) * multiple}" for path, channels in odd]
         yield Reason(
             "vector width",
-            f"Channels beside the {lanes} lanes of this CPU's vectors: {_layers(len(odd))}, {_listed(listed)}; "
-            f"prune in steps of {lanes}",
+            f"Channels beside multiples of {multiple}, {whose}: {_layers(len(odd))}, {_listed(listed)}; "
+            f"prune in steps of {multiple}",
             None,
             tuple(path for path, _ in odd),
         )

@@ -132,7 +132,8 @@ def latency_of(
         batch_size=batch_size,
         is_noisy=bool(noise),
         is_contended=bool(contention),
-        remarks=(*noise, *contention, *remarks),
+        # Other programs are a cause, and noise may be their effect.
+        remarks=(*contention, *noise, *remarks),
     )
 
 
@@ -150,7 +151,7 @@ def _noise_remarks(wall: Floats, interval: Interval, target_precision: float) ->
     scatter = _MAD_TO_STD * float(np.median(np.abs(wall - middle))) / middle
     if scatter > _NOISY_SCATTER:
         remarks.append(
-            f"samples scatter by {units.percent(scatter)} around the median; something disturbs this machine"
+            f"samples scatter by {units.percent(scatter)} around the median; stop other programs or measure for longer"
         )
     return remarks + _drift_remarks(wall)
 

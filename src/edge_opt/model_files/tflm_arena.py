@@ -7,7 +7,7 @@ live at the same time. Lifetimes are in steps of a counter that operators and th
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge_opt.errors import UnreadableModel
@@ -90,8 +90,8 @@ def tflm_arena(graph: TflmGraph, build: TflmBuild, resource_variables: int | Non
         for position, operator in enumerate(subgraph.operators)
         for nbytes in scratch_bytes(operator, build)
     ]
-    buffers = _placed(_planned(graph, requests))
-    head = max((buffer.offset + buffer.size for buffer in buffers), default=0)
+    buffers = _placed(planned_buffers(graph, requests))
+    head = _end(buffers)
     tail = _Tail()
     _stack_persistent(tail, graph, build, resource_variables, len(requests))
     before_ports = tail.nbytes
@@ -100,6 +100,20 @@ def tflm_arena(graph: TflmGraph, build: TflmBuild, resource_variables: int | Non
     planning = aligned(before_ports, ALIGNMENT) + work
     minimum = aligned(max(head + tail.nbytes, planning), ALIGNMENT)
     return TflmArena(head, tail.nbytes, tail.parts, minimum, planning, tuple(buffers), len(requests))
+
+
+def _end(buffers: Sequence[PlannedBuffer]) -> int:
+    return max((buffer.offset + buffer.size for buffer in buffers), default=0)
+
+
+def replanned_head(buffers: Sequence[PlannedBuffer], nbytes: Mapping[str, int]) -> int:
+    """Return the head if tensors had other sizes; a size of 0: it takes the memory of another."""
+    # Placed buffers come largest first; the planner's order among equals is that of the file, reversed.
+    changed = [
+        buffer if buffer.is_scratch or buffer.name not in nbytes else replace(buffer, nbytes=nbytes[buffer.name])
+        for buffer in reversed(buffers)
+    ]
+    return _end(_placed([buffer for buffer in changed if buffer.nbytes]))
 
 
 class _Tail:
@@ -201,8 +215,8 @@ def _planning_bytes(graph: TflmGraph, build: TflmBuild, scratch_requests: int, b
     return aligned(requests + lists, ALIGNMENT) + 40 * buffers
 
 
-def _planned(graph: TflmGraph, requests: Sequence[tuple[int, int, int]]) -> list[PlannedBuffer]:
-    """Return the buffers to plan in TFLM's order: tensors by graph and index, then scratch."""
+def planned_buffers(graph: TflmGraph, requests: Sequence[tuple[int, int, int]] = ()) -> list[PlannedBuffer]:
+    """Return the buffers to plan with their lifetimes, in TFLM's order: tensors by graph and index, then scratch."""
     lives = _Lives(graph)
     lives.walk(0)
     buffers: list[PlannedBuffer] = []

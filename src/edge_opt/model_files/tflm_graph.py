@@ -1,7 +1,7 @@
 """A `.tflite` file as TensorFlow Lite Micro sees it: every tensor and operator of every graph, in the file's order.
 
 `tflite_reader` keeps what a profile needs. TFLM's arena also depends on tensors that nobody uses, on the number of
-scales, and on which tensors are variables. Values of weights are not read.
+scales, and on which tensors are variables. Of weights only channels that are all zero are noted.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class TflmTensor:
     scales: int  # how many; more than one: one per channel
     zero_points: int
     values: tuple[int, ...]  # of small constants of int32: shapes, axes
+    empty_channels: tuple[int, ...] = ()  # of int8 weights with a scale per channel: those that are all zero
 
     @property
     def elements(self) -> int:
@@ -112,7 +113,7 @@ class TflmGraph:
 
 
 def read_tflm(path: str | os.PathLike[str]) -> TflmGraph:
-    """Read a `.tflite` file for TFLM; nothing in it is run, and weights are not read.
+    """Read a `.tflite` file for TFLM; nothing in it is run.
 
     Args:
         path: The file.
@@ -171,9 +172,16 @@ class _TflmReader:
         data = self._buffer(table.number(2, "I"))
         is_short = data is not None and dtype == "int32" and len(data) <= 4 * _MOST_VALUES
         values = tuple(np.frombuffer(data, "<i4").tolist()) if is_short and data is not None else ()
+        empty: tuple[int, ...] = ()
+        if data is not None and dtype == "int8" and scales is not None and len(data) == prod(shape) > 0:
+            axis = scales.number(6, "i")
+            if 0 <= axis < len(shape) == 4 and _length(scales, 2) == shape[axis]:
+                others = tuple(place for place in range(4) if place != axis)
+                used = np.frombuffer(data, np.int8).reshape(shape).any(axis=others)
+                empty = tuple(np.flatnonzero(~used).tolist())
         return TflmTensor(
             name, shape, dtype, data is not None, bool(table.number(5, "?")),
-            _length(scales, 2), _length(scales, 3), values,
+            _length(scales, 2), _length(scales, 3), values, empty,
         )  # fmt: skip
 
     def _operator(self, table: Table, tensors: tuple[TflmTensor, ...]) -> TflmOperator:

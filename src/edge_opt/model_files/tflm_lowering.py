@@ -68,6 +68,7 @@ class _Lowering:
         # Views and operators in place read what they are themselves.
         self.readers = Counter(number for call in trace.ops if call.creates for number in set(call.reads))
         self.inputs: list[int] = []
+        self.layer = "input"
         for number, storage in enumerate(trace.storages):
             if storage.role == "input":
                 self._input(number)
@@ -102,6 +103,7 @@ class _Lowering:
     def lower(self, call: OpCall) -> None:
         """Write what one operator of torch becomes."""
         signature = self._signature(call)
+        self.layer = self.trace.modules[call.module].path or signature.op
         op = signature.op.removeprefix("aten.").removesuffix("_").removesuffix(".default")
         rule: Callable[[OpCall, OpSignature], _Value | None] | None = getattr(self, f"_op_{op}", None)
         if rule is not None:
@@ -117,6 +119,10 @@ class _Lowering:
         else:
             raise ConversionFailed(f"what LiteRT writes for {signature.op} is not known; convert the model first")
         if result is not None:
+            # A layer may write several tensors, such as paddings; its result has the name of the layer.
+            written = self.tensors[result.index]
+            if written.name.startswith(f"{self.layer} (") and all(self.layer != it.name for it in self.tensors):
+                self.tensors[result.index] = replace(written, name=self.layer)
             # An operator in place, and a view, write to the storage that they read.
             for number in call.creates or call.reads[:1]:
                 self.values[number] = result
@@ -136,9 +142,8 @@ class _Lowering:
                 values: tuple[int, ...] = ()) -> int:  # fmt: skip
         scales = self.scales if scales < 0 else scales
         dtype = dtype or self.dtype
-        tensor = TflmTensor(
-            f"tensor_{len(self.tensors)}", tuple(shape), dtype, is_constant, False, scales, scales, values
-        )
+        name = f"{self.layer} ({len(self.tensors)})"
+        tensor = TflmTensor(name, tuple(shape), dtype, is_constant, False, scales, scales, values)
         self.tensors.append(tensor)
         self.constant_bytes += tensor.nbytes if is_constant else 0
         return len(self.tensors) - 1

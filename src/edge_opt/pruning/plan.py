@@ -57,6 +57,7 @@ class PruningPlan:
     )
     layer_ratios: dict[str, float] = field("Ratios of single layers, by path.")
     data: Iterable[Any] | None = field("Calibration batches that variants are fitted to; None: they are not fitted.")
+    target: ResolvedTarget | None = field("What runs the variants, for widths that are fast; None: here.", default=None)
 
     @property
     def channel_map(self) -> ChannelMap:
@@ -111,9 +112,9 @@ class PruningPlan:
             reestimate_norms(pruned, self.data)
         return pruned
 
-    def with_rounding(self, round_to: RoundTo, target: ResolvedTarget | None = None) -> PruningPlan:
+    def with_rounding(self, round_to: RoundTo) -> PruningPlan:
         """Return the same plan with channels rounded; "auto" is for the target, or this machine without one."""
-        multiple = fast_multiple(target) if round_to == "auto" else round_to
+        multiple = fast_multiple(self.target) if round_to == "auto" else round_to
         return replace(self, ranking=replace(self.ranking, round_to=multiple, is_adaptive=round_to == "auto"))
 
     def distinct_ratios(self, ratios: Iterable[float], round_to: RoundTo, known: set[bytes]) -> list[float]:
@@ -151,6 +152,7 @@ def make_plan(
     ignored: Sequence[str] = (),
     layers: Sequence[tuple[str, float]] = (),
     seed: int = 0,
+    target: ResolvedTarget | None = None,
 ) -> PruningPlan:
     """Follow the channels of a model, rank them, and set apart those that cannot go.
 
@@ -163,6 +165,7 @@ def make_plan(
         ignored: Paths of layers that keep their channels.
         layers: Ratios of single layers or modules, by path.
         seed: Decides a random ranking.
+        target: What runs the variants, for widths that are fast there.
     """
     report_progress("pruning: finding coupled channels")
     if isinstance(model, torch.jit.ScriptModule):
@@ -188,7 +191,7 @@ def make_plan(
     skeleton = base if before.trace.used_real_tensors else _without_data(base)
     probe = with_random_constants(base)
     ranking = Ranking(coupled, scores)
-    plan = PruningPlan(model, base, probe, skeleton, arguments, before, ranking, owners, layer_ratios, data)
+    plan = PruningPlan(model, base, probe, skeleton, arguments, before, ranking, owners, layer_ratios, data, target)
     return _without_unsound_groups(plan)
 
 

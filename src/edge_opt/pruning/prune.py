@@ -113,9 +113,9 @@ def prune(
     with show_progress(), pruning_context():
         plan = make_plan(
             module, inputs, kwargs, importance=importance, data=data, ignored=request.ignored,
-            layers=request.layers, seed=seed,
+            layers=request.layers, seed=seed, target=resolved,
         )  # fmt: skip
-        plan = plan.with_rounding(round_to, resolved)
+        plan = plan.with_rounding(round_to)
         return _build_pruned(plan, request, latency, reestimate, reconstruct is not False)
 
 

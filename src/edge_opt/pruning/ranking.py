@@ -27,7 +27,6 @@ LEAST_MULTIPLE = 4
 # A tile of two vectors; wider machines gain nothing from more than this, and narrow layers would lose too much.
 WIDEST = 16
 _X86 = ("core-", "xeon", "ryzen", "epyc", "celeron", "pentium", "athlon", "atom", "intel", "x86")
-_MICROCONTROLLERS = ("cortex-m", "stm32", "esp32", "rp2040", "nrf5", "arduino-nano", "mcu")
 
 
 def unit_scores(
@@ -181,6 +180,6 @@ def _lanes(target: ResolvedTarget | None) -> int:
     words = f"{target.name} {target.spec.title} {core or ''}".lower()
     if (target.platform or target.spec).engine != "cpu":
         return 8
-    if any(word in words for word in _MICROCONTROLLERS):
+    if target.spec.microcontroller is not None or (target.platform is not None and "mcu" in target.platform.kind):
         return 2
     return 8 if any(word in words for word in _X86) else 4

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from edge_opt import units
 from edge_opt.records.fields import Record, Shown, field, record
 from edge_opt.records.measurements import Comparison
+from edge_opt.records.predictions import LatencyRatio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -198,12 +199,13 @@ Bottleneck = Literal["overhead", "memory", "compute", "unknown"]
 Topic = Literal[
     "time", "conversions", "float layers", "slow precision", "overhead", "memory", "unchanged layers", "vector width",
     "shortfall", "slower layers", "runtime", "between layers", "noise", "structure", "not measured", "score",
+    "classes", "outside", "prediction",
 ]  # fmt: skip
 
 
 @record
 class LayerChange(Record):
-    """One layer before and after. None where the layer is not there, or its time was not measured."""
+    """One layer before and after. None where the layer is not there, or its time is not known."""
 
     path: str = field("Path of the layer.")
     kind: str = field('Class of the layer, such as "Conv2d".')
@@ -211,12 +213,12 @@ class LayerChange(Record):
     macs_after: int | None = field("MACs after.")
     bytes_before: int | None = field("Bytes moved before, at its precision; 0 where it is fused.")
     bytes_after: int | None = field("Bytes moved after, counted in the same way.")
-    seconds_before: float | None = field("Seconds per forward before.")
-    seconds_after: float | None = field("Seconds per forward after.")
+    seconds_before: float | None = field("Seconds per forward before, measured, or predicted on a target.")
+    seconds_after: float | None = field("Seconds per forward after, likewise.")
     channels_before: int | None = field("Output channels before; None for layers that have none.")
     channels_after: int | None = field("Output channels after; None for layers that have none.")
     precision: str | None = field("What it runs in afterwards; None where no conversion says.")
-    bottleneck: Bottleneck = field("What limits it afterwards, by the best rates seen in these measurements.")
+    bottleneck: Bottleneck = field("What limits it afterwards, by the best rates measured, or on the target.")
     kernels_before: str = field('Kernels that ran it before, such as "Conv fp32"; "" where not known.', default="")
     kernels_after: str = field("Kernels that ran it afterwards.", default="")
 
@@ -239,6 +241,16 @@ class Reason(Record):
 
 
 @record
+class HelpfulChange(Record):
+    """A change that would make the second model faster on the target."""
+
+    topic: Literal["precision", "runtime", "prune", "widths", "activations"] = field("What is changed.")
+    sentence: str = field("The change in words.")
+    latency: LatencyRatio = field("The predicted time after the change over that before it, with its interval.")
+    layers: tuple[str, ...] = field("Paths of the layers that change; empty where all do.", default=())
+
+
+@record
 class Explanation(Shown):
     """Why the second model is faster than the first, or is not."""
 
@@ -248,6 +260,8 @@ class Explanation(Shown):
     bytes_ratio: float | None = field("Bytes moved after over before; None where there were none before.")
     layers: tuple[LayerChange, ...] = field("Every layer before and after.")
     reasons: tuple[Reason, ...] = field("The causes, in order of importance.")
+    latency: LatencyRatio | None = field("Predicted times on the target; None without a target.", default=None)
+    helpful: tuple[HelpfulChange, ...] = field("Changes that would help most there, at most three.", default=())
 
     @property
     def sentences(self) -> tuple[str, ...]:

@@ -57,6 +57,12 @@ class KnownLatency(Record):
 
     model: str = field("The model that was timed.")
     figure: Figure = field("Seconds.")
+    runtime: str | None = field("Runtime that ran it; None: not published.", default=None)
+    version: str | None = field("Version of the runtime; None: not published.", default=None)
+    day: str | None = field("Day of the publication; None: not known.", default=None)
+    clock_hz: float | None = field("Clock of the cores; None: not published.", default=None)
+    threads: int | None = field("Threads of the runtime; None: not published.", default=None)
+    precision: str | None = field("Type of the numbers; None: not published.", default=None)
 
 
 @record

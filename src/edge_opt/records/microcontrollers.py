@@ -6,6 +6,16 @@ from edge_opt import units
 from edge_opt.records.fields import Record, Shown, field, record
 
 
+def short_name(name: str) -> str:
+    """Return the end of a tensor's name; converters join the names of all that was fused.
+
+    >>> short_name("net/conv/Relu;net/conv/BiasAdd;net/conv/Conv2D")
+    'net/conv/Relu'
+    """
+    first = name.split(";")[0]
+    return first if len(first) <= 40 else f"…{first[-39:]}"
+
+
 @record
 class MemoryPart(Record):
     """One part of an amount of memory."""
@@ -40,6 +50,8 @@ class MemoryVerdict(Record):
     def text(self) -> str:
         """What is needed and left, in a few words."""
         left = f"{units.size(abs(self.left_bytes))} {'left' if self.fits else 'missing'}"
+        if self.left_bytes < self.available_bytes - self.needed_bytes - self.margin_bytes:
+            left += f" in its largest bank of {units.size(self.bank_bytes)}"
         return (
             f"{units.size(self.needed_bytes)} of {units.size(self.available_bytes)}, {left} with a margin of "
             f"{units.size(self.margin_bytes)} for {self.not_counted}"
@@ -96,11 +108,19 @@ class McuMemory(Shown):
     verdicts: tuple[MemoryVerdict, ...] = field("Whether RAM and flash of the board suffice; empty for a core.")
     notes: tuple[str, ...] = field("Assumptions, and what is not in the figures.", default=())
     precision: str = field("Type that most of the work is computed in.", default="int8")
+    advice: tuple[str, ...] = field("What would lower the arena, with the head that it would leave.", default=())
 
     @property
     def fits(self) -> bool | None:
         """Whether RAM and flash of the board suffice; None where no board was named."""
         return all(verdict.fits for verdict in self.verdicts) if self.verdicts else None
+
+    @property
+    def peak_text(self) -> str:
+        """What lives at the peak of the head, in a few words."""
+        tensors = ", ".join(f"{short_name(part.name)} {units.size(part.nbytes)}" for part in self.peak_tensors[:3])
+        more = len(self.peak_tensors) - 3
+        return f"{tensors}{f' and {more} more' if more > 0 else ''}"
 
     def parts_text(self, memory: str) -> str:
         """Return what the RAM or the flash consists of, in a few words.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edge_opt import units
 from edge_opt.records.costs import OpSignature, Shape
-from edge_opt.records.devices import BatchFit, Bound, Precision
+from edge_opt.records.devices import BatchFit, Bound, Engine, Precision
 from edge_opt.records.fields import Record, Shown, field, record
 from edge_opt.records.measurements import Energy, Environment, ModuleMemory
 from edge_opt.records.microcontrollers import McuMemory
@@ -130,6 +130,19 @@ class LayerPrediction(Record):
     bound: Bound = field("What most of the time goes to.")
     is_outside: bool = field("Whether an operator is outside the calibration or has no cost rule.", default=False)
     energy_j: float | None = field("Its part of the prediction's first energy; None: not known.", default=None)
+    engine: Engine | None = field("Who computes it; None: not known.", default=None)
+
+
+@record
+class Departure(Record):
+    """An operator that leaves the accelerator in some layers, why, and what would stay."""
+
+    operator: str = field('What leaves, such as "LayerNorm".')
+    engine: Engine = field("Who computes it instead.")
+    modules: tuple[int, ...] = field("Places in the trace of the module calls that it leaves in.")
+    seconds: tuple[float, ...] = field("What each of them takes for it: hand-over and arithmetic.")
+    reason: str = field("Why it leaves.")
+    rewrite: str = field("What would stay on the accelerator.")
 
 
 @record
@@ -150,12 +163,27 @@ class Prediction(Shown):
     ram_bytes: tuple[int, ...] = field("RAM sizes that are sold, smallest first; empty: not known.", default=())
     mcu: McuMemory | None = field("RAM and flash on a microcontroller; None: another device, or not known.",
                                   default=None)  # fmt: skip
+    computes_in: str | None = field("Type of the arithmetic where it is another one; None: `precision`.", default=None)
+    engine: Engine | None = field("Who computes what does not leave it; None: not known.", default=None)
+    departures: tuple[Departure, ...] = field("What leaves an NPU; empty: nothing that is known.", default=())
+
+    @property
+    def precision_label(self) -> str:
+        """The precision, with the type that is computed in where it is another one."""
+        return f"{self.precision}, computed in {self.computes_in}" if self.computes_in else self.precision
+
+    @property
+    def cpu_layers(self) -> int | None:
+        """Layers of which a part runs on the CPU instead of the NPU; None where no NPU is predicted for."""
+        if self.engine != "npu":
+            return None
+        return len({module for item in self.departures if item.engine == "cpu" for module in item.modules})
 
     def _brief(self) -> str:
         time = "no time known" if self.seconds is None else units.duration(self.seconds)
         is_known = self.low is not None and self.high is not None
         ends = f" ({units.duration(self.low or 0)} to {units.duration(self.high or 0)})" if is_known else ""
-        return f"{time}{ends} on {self.target} in {self.precision}, {self.basis}, {len(self.layers)} layers"
+        return f"{time}{ends} on {self.target} in {self.precision_label}, {self.basis}, {len(self.layers)} layers"
 
 
 # How peak memory is determined; a measured one is in its own record.

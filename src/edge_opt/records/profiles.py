@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from operator import ge, gt, le, lt
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,6 +61,17 @@ class ModelProfile(Shown):
     def prediction(self) -> Prediction | None:
         """The prediction for the first target; None without a target."""
         return self.predictions[0] if self.predictions else None
+
+    @property
+    def computes_in(self) -> Literal["fp32", "int8"]:
+        """The precision that the model itself computes in: int8 where steps quantize, or most values are bytes."""
+        if any(price.kind == "quantization" for price in self.prices):
+            return "int8"
+        sizes: Counter[str] = Counter()
+        for signature in self.trace.signatures:
+            for tensor in signature.outputs:
+                sizes[tensor.dtype] += tensor.elements
+        return "int8" if sizes and sizes.most_common(1)[0][0] in ("int8", "uint8", "qint8", "quint8") else "fp32"
 
     @property
     def coverage(self) -> float:

@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from edge_opt import units
+from edge_opt.records.compression import Explanation
 from edge_opt.records.devices import Precision
 from edge_opt.records.fields import Record, Shown, by_name, field, record
 from edge_opt.records.predictions import MemoryKind
@@ -36,6 +37,8 @@ LABELS = ("labels", "label", "y", "targets", "target")
 # A pruned variant must also satisfy this; otherwise it is rejected with these words.
 FASTER_THAN_UNPRUNED = "faster than unpruned"
 Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"]
+# Begins the remark on a variant whose training was left out.
+MADE_WORSE = "fine-tuning made it worse: check the loss"
 
 
 @record
@@ -67,7 +70,8 @@ class Candidate(Record):
     @property
     def title(self) -> str:
         """Its name for people, with the ratio in per cent: `pruned 28 % int8 onnxruntime`."""
-        pruned = "by layer" if self.layer_pruning else f"{min(100 * self.pruning, 99):.2g} %"
+        share = f"{min(100 * self.pruning, 99):.2g} %"
+        pruned = share if not self.layer_pruning else f"{share} and by layer" if self.pruning else "by layer"
         return f"{f'pruned {pruned}' if self.is_pruned else 'unpruned'} {self.precision} {self.runtime}"
 
 
@@ -319,9 +323,14 @@ class Trial(Shown):
         """One word and the reason: `accepted`, `rejected (size_mb <= 1, measured 1.2)`, `failed (timed out: ...)`."""
         if self.status == "failed":
             return f"failed ({self.failure}: {self.reason.replace('edge_opt.errors.', '')})"
-        if self.violations:
-            return f"rejected ({'; '.join(map(str, self.violations))})"
-        return f"undecided ({'; '.join(map(str, self.undecided))})" if self.undecided else "accepted"
+        word = "rejected" if self.violations else "undecided" if self.undecided else "accepted"
+        remarks = () if self.metrics is None else self.metrics.remarks
+        worse = [MADE_WORSE for remark in remarks if remark.startswith(MADE_WORSE)]
+        reasons = "; ".join(map(str, (*(self.violations or self.undecided), *worse)))
+        batch = 1 if self.metrics is None else self.metrics.batch_size
+        if batch > 1 and any(item.metric == "latency_ms" for item in self.violations):
+            reasons += f" for the data's batch of {batch}; deploy_latency_ms is that of the deployed batch"
+        return f"{word} ({reasons})" if reasons else word
 
 
 @record
@@ -397,6 +406,9 @@ class SweepResult(Shown):
     finals: Finals | None = field("The final comparison that chose the winner; None: there was none.", default=None)
     speedup: Speedup | None = field("Speedup of the winner over the baseline; None: not compared.", default=None)
     winners: tuple[TargetWinner, ...] = field("The winner of each target, where there are several.", default=())
+    explanation: Explanation | None = field(
+        "Why the winner is not faster on the target; None: no target, or not known.", default=None
+    )
 
     def _brief(self) -> str:
         best = next((f"best {it.candidate.title}" for it in self.trials if it.candidate.key == self.best), "no winner")

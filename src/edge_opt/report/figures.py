@@ -20,7 +20,7 @@ from edge_opt.records.pareto import ObjectiveInterval, frontier
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import SHARES, TRIAL_COLUMNS, SweepResult, TrialColumn
 from edge_opt.report.sweep_files import frontier_keys, sweep_rows
-from edge_opt.report.table import ProfileRow, leaf_rows
+from edge_opt.report.table import ProfileRow, in_target_precision, leaf_rows
 
 Provenance = Literal["counted", "estimated", "measured", "proxy", "predicted"]
 Unit = Literal["count", "bytes", "time"]
@@ -106,13 +106,14 @@ def timeline(profile: ModelProfile, most: int = _MOST_STEPS) -> dict[str, Any]:
     Weights, buffers and inputs are apart, in `resident_bytes`. The `cuda` figures are what torch's caching allocator
     would hold there, weights and inputs included, by simulation.
     """
+    original, profile = profile, in_target_precision(profile)
     trace, totals = profile.trace, profile.totals
     stride = max(1, -(-len(trace.ops) // most))
     highest = [
         max(trace.ops[start : start + stride], key=lambda call: call.live_bytes)
         for start in range(0, len(trace.ops), stride)
     ]
-    on_cuda = profile.device_memory("cuda")
+    on_cuda = original.device_memory("cuda")
     stretches = [on_cuda.tape[start : start + stride] for start in range(0, len(on_cuda.tape), stride)]
     return {
         "steps": [call.index for call in highest],

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from edge_opt import units
 from edge_opt._support.extras import written_with
 from edge_opt._support.json import to_plain
-from edge_opt.records.compression import Sensitivity
+from edge_opt.records.compression import Explanation, Sensitivity
 from edge_opt.records.measurements import Energy, Measurement
 from edge_opt.records.profiles import Level, ModelProfile
 from edge_opt.records.sweeps import SHARES, TRIAL_COLUMNS, SweepResult, Trial, TrialMetrics, score_text
@@ -29,8 +29,9 @@ from edge_opt.report.figures import (
     timeline,
 )
 from edge_opt.report.profile_text import fit_of, fits_lines, verdict_sentence
+from edge_opt.report.record_sheets import explanation_notes, largest
 from edge_opt.report.sweep_files import answer, conclusion, speedup_data, sweep_rows
-from edge_opt.report.table import leaf_rows, table
+from edge_opt.report.table import in_target_precision, leaf_rows, table
 from edge_opt.text import shorten
 
 _WINNER, _MODEL, _HERE, _TARGET = "Winner", "Model", "Measured here", "On the target"
@@ -80,7 +81,8 @@ def _note(*parts: str) -> str:
 
 
 def _counted(profile: ModelProfile) -> Iterable[Card]:
-    totals, peak, batch = profile.totals, profile.peak, f"batch {_batch_size(profile)}"
+    shown = in_target_precision(profile)
+    totals, peak, batch = shown.totals, shown.peak, f"batch {_batch_size(profile)}"
     is_bound = totals.is_lower_bound
     moved = totals.bytes_read + totals.bytes_written
     dense = "" if totals.intensity is None or is_bound else f"{units.ratio(totals.intensity)} FLOPs per byte"
@@ -125,7 +127,7 @@ def _on_target(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[
     batch = f"batch {_batch_size(profile)}"
     for prediction in profile.predictions:
         if prediction.seconds is not None:
-            label, note = f"On {prediction.target}", f"{batch}, {prediction.precision}, {prediction.basis}"
+            label, note = f"On {prediction.target}", f"{batch}, {prediction.precision_label}, {prediction.basis}"
             low, high = prediction.low, prediction.high
             yield Card(_TARGET, label, prediction.seconds, "time", "predicted", note, low=low, high=high)
         if prediction.mcu is not None:
@@ -226,6 +228,7 @@ def page_data(
         "cards": [to_plain(card) for card in cards(profile, sweep, roofs)],
         "profile": _profile(profile, roofs) if profile else None,
         "sweep": _sweep(sweep) if sweep else None,
+        "explanation": _explanation(sweep.explanation) if sweep and sweep.explanation else None,
         "sensitivity": losses,
         "environment": to_plain(measurement.environment) if measurement else None,
         "written": written_with(),
@@ -344,12 +347,15 @@ _IN_FRONT = (
 def _candidate_columns(sweep: SweepResult) -> list[dict[str, str]]:
     """Return the columns of the table of candidates: those of the files that have a title, and some of its own."""
     figures = []
+    kinds = list({trial.metrics.target_kind for trial in sweep.trials if trial.metrics and trial.metrics.target})
     for column in TRIAL_COLUMNS:
         header, kind = column_title(column, sweep), _PAGE_KINDS.get(column.kind, column.kind)
         if "accuracy" in column.name and sweep.metric not in SHARES:
             kind = "number"
         elif column.name == "accuracy_drop":
             header, kind = f"{header} (points)", "points"
+        if column.name == "target_latency_ms" and len(kinds) == 1:
+            header = f"{header} ({kinds[0]})"
         if header:
             is_kib = column.unit == "KiB"
             kind, unit = (
@@ -385,6 +391,20 @@ def _sweep(sweep: SweepResult) -> dict[str, Any]:
         "violations": [[to_plain(item) for item in trial.violations] for trial in sweep.trials],
         "axes": axes_data(sweep, [baseline, *rows]),
         "frontiers": frontiers(sweep),
+    }
+
+
+def _explanation(explanation: Explanation) -> dict[str, Any]:
+    """Return why the winner is not faster on the target: sentences, and a row for each of the longest layers."""
+    rows = largest([row for row in explanation.layers if row.seconds_after], lambda row: row.seconds_after or 0.0)
+    return {
+        "target": explanation.latency.target if explanation.latency else "",
+        "headline": f"{explanation.headline}.",
+        "notes": [list(note) for note in explanation_notes(explanation)],
+        "rows": [
+            [row.path or "(the model itself)", row.seconds_before, row.seconds_after, row.precision, row.bottleneck]
+            for row in rows
+        ],
     }
 
 
@@ -425,11 +445,12 @@ def verdict(
 
 def _of_profile(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[str]:
     """Yield the sentences about a model: first the named device, then what was measured here, then the counts."""
-    totals, prediction = profile.totals, profile.prediction
+    shown, prediction = in_target_precision(profile), profile.prediction
+    totals = shown.totals
     if prediction is not None and prediction.seconds is not None:
         low, high = prediction.low, prediction.high
         ends = "" if low is None or high is None else f"90 % interval {units.duration(low)} to {units.duration(high)}, "
-        time = f"{units.duration(prediction.seconds)} in {prediction.precision}"
+        time = f"{units.duration(prediction.seconds)} in {prediction.precision_label}"
         yield f"On {prediction.target} it takes {time} ({ends}predicted, bound by {prediction.bound})."
         yield from (f"Fits: {sentence}." for _, sentence in fits_lines(profile)[:1])
     elif roofs:
@@ -446,7 +467,7 @@ def _of_profile(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable
     yield (
         f"{shorten(profile.name, 80)} has {units.count(totals.params)} parameters ({units.size(totals.param_bytes)}) "
         f"and needs {bound}{units.count(totals.macs)} MACs{f' for an input of {shapes}' if shapes else ''}; peak "
-        f"activation memory {units.size(profile.peak.live_bytes)}."
+        f"activation memory {units.size(shown.peak.live_bytes)}."
     )
 
 
@@ -527,7 +548,7 @@ def _on_device(
 
 
 def _memory(profile: ModelProfile) -> Iterable[Advice]:
-    peak = profile.peak
+    peak = in_target_precision(profile).peak
     if peak.live_bytes and 1 - peak.planner_bytes / peak.live_bytes > _WORTH_SAYING:
         where = f"The peak of {units.size(peak.live_bytes)} is at {shorten(peak.module or profile.name, 48)}"
         planned = f"a runtime that frees each tensor after its last use needs {units.size(peak.planner_bytes)}."

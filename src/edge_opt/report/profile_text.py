@@ -12,7 +12,7 @@ from edge_opt.errors import InvalidInput
 from edge_opt.records.costs import Shape
 from edge_opt.records.measurements import Energy, Latency, LayerLatencies, MeasuredMemory, Measurement
 from edge_opt.records.microcontrollers import McuMemory, MemoryVerdict
-from edge_opt.records.predictions import Prediction
+from edge_opt.records.predictions import Departure, Prediction
 from edge_opt.records.profiles import Level, ModelProfile
 from edge_opt.report.sheets import OPTIONAL, Cell, Column, Note, Sheet, sheet_markdown, sheet_text
 from edge_opt.report.table import (
@@ -24,6 +24,7 @@ from edge_opt.report.table import (
     combined,
     cut,
     deepest_that_fits,
+    in_target_precision,
     module_tree,
     root_row,
     rows_of,
@@ -237,6 +238,8 @@ def _profile_table(profile: ModelProfile, lines: Sequence[Line], level: Level, s
                     1,
                 )
             )
+            if profile.prediction.departures:
+                head.append(texts("Engine", lambda row: row.predicted.engine if row.predicted else "", 1))
     return (
         *head,
         figures("macs"),
@@ -362,10 +365,14 @@ def predicted_lines(predictions: Sequence[Prediction], *, is_verbose: bool = Tru
     for prediction in predictions:
         of = f"{prediction.target}: " if len(predictions) > 1 else ""
         lines.append(("Predicted", prediction_sentence(prediction)))
+        lines += [("Leaves", f"{of}{departure_sentence(item)}") for item in prediction.departures]
+        if prediction.engine == "npu" and prediction.seconds is not None and not prediction.departures:
+            lines.append(("Engine", f"{of}every layer on the NPU, by the rules that are known"))
         energies = prediction.energies if is_verbose else prediction.energies[:1]
-        remarks = prediction.remarks if is_verbose else prediction.remarks[: int(prediction.seconds is None)]
+        is_unsaid = prediction.seconds is None and not prediction.outside
+        remarks = prediction.remarks if is_verbose else prediction.remarks[: int(is_unsaid)]
         lines += [("Energy", f"{of}{energy_sentence(energy, is_short=not is_verbose)}") for energy in energies]
-        if prediction.basis == "fitted" and not is_verbose:
+        if prediction.basis == "fitted" and prediction.seconds is not None and not is_verbose:
             # The board, the runtime with its date, and the threads: what it is a time of.
             lines += [("Note", f"{of}{remark.partition(';')[0]}") for remark in prediction.remarks[:1]]
         lines += [("Note", f"{of}{remark}") for remark in remarks]
@@ -384,6 +391,10 @@ def fits_lines(profile: ModelProfile) -> list[Note]:
             mcu = prediction.mcu
             lines += [(verdict.memory, verdict_sentence(mcu, verdict)) for verdict in mcu.verdicts]
             lines.append(("Kernels", f"{mcu.kernels}; arena {mcu.arena_bytes} bytes, fullest at {mcu.peak_operator}"))
+            lines.append(("RAM peak", mcu.peak_text))
+            if mcu.advice:
+                now = units.size(mcu.head_bytes)
+                lines.append(("Lower it", f"activations and scratch, {now} now, with {'; '.join(mcu.advice)}"))
         elif prediction.ram_bytes:
             answer, needed = fit_of(profile, prediction)
             parts = f"{units.size(needed)} in {prediction.precision} (weights, input, activations)"
@@ -407,9 +418,10 @@ def fit_of(profile: ModelProfile, prediction: Prediction) -> tuple[str, int]:
 
 def prediction_sentence(prediction: Prediction) -> str:
     """Return the whole in one sentence: target, time with its interval, bound and basis."""
-    what = f"on {prediction.target} in {prediction.precision}"
+    what = f"on {prediction.target} in {prediction.precision_label}"
     if prediction.seconds is None:
-        return f"not known {what}: a figure of the device is missing"
+        why = next(iter(prediction.remarks), "") if prediction.outside else "a figure of the device is missing"
+        return f"not known {what}: {why}"
     basis, beyond = _BASES[prediction.basis]
     outside = f"; {beyond}: {', '.join(prediction.outside)}" if prediction.outside else ""
     interval = "no interval"
@@ -420,12 +432,21 @@ def prediction_sentence(prediction: Prediction) -> str:
     return f"{units.duration(prediction.seconds)} {what} ({interval}), bound by {prediction.bound}; {basis}{outside}"
 
 
+def departure_sentence(item: Departure) -> str:
+    """Return what leaves an accelerator, for whom, at what cost, why, and what would stay."""
+    count, seconds = len(item.modules), sum(item.seconds)
+    cost = f"{units.duration(seconds)} for it" if seconds else "cost below the error of the prediction"
+    where = f"{count} layer{'s' * (count != 1)} with {item.operator}, computed by the {item.engine}"
+    return f"{where}: {cost}. {item.reason[:1].upper()}{item.reason[1:]}. Would stay: {item.rewrite}"
+
+
 _NAMED_AT_MOST = 5
 
 
 def summary_lines(profile: ModelProfile, *, is_verbose: bool = True) -> list[Note]:
     """Return labels with one sentence each. With unpriced operators every total says that it is a lower bound."""
-    totals = profile.totals
+    shown = in_target_precision(profile)
+    totals = shown.totals
     bound = "≥ " if totals.is_lower_bound else ""
     read, written = units.size(totals.bytes_read), units.size(totals.bytes_written)
     is_known = totals.intensity is not None and not totals.is_lower_bound
@@ -437,11 +458,13 @@ def summary_lines(profile: ModelProfile, *, is_verbose: bool = True) -> list[Not
     others = f"{bound}{units.count(totals.other_ops)} of them outside MACs"
     lines = [
         ("Compute", f"{bound}{units.count(totals.macs)} MACs, {bound}{units.count(totals.flops)} FLOPs ({others})"),
-        ("Parameters", _parameters(profile)),
+        ("Parameters", _parameters(shown)),
         ("Traffic", f"{bound}{read} read, {bound}{written} written{intensity}"),
-        ("Peak memory", _peak(profile)),
+        ("Peak memory", _peak(shown)),
         ("Coverage", coverage),
     ]
+    if shown is not profile:
+        lines.append(("Precision", f"bytes are those of {profile.predictions[0].precision}, as on the target"))
     if profile.measurement is not None:
         lines += measured_lines(profile.measurement)
     lines += fits_lines(profile)

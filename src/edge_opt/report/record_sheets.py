@@ -11,6 +11,7 @@ from edge_opt._support.json import to_plain
 from edge_opt.records.compression import (
     Explanation,
     FineTuned,
+    HelpfulChange,
     LayerSensitivity,
     Pruned,
     PruneRequest,
@@ -465,7 +466,21 @@ def _explanation(explanation: Explanation) -> Sheet:
         column("Runs in", (row.precision or units.DASH for row in rows), 1),
         column("Held by", (row.bottleneck for row in rows), 2),
     )
-    return Sheet(explanation.headline, (columns,), tuple(("Because", r.sentence) for r in explanation.reasons))
+    return Sheet(explanation.headline, (columns,), explanation_notes(explanation))
+
+
+def explanation_notes(explanation: Explanation) -> tuple[Note, ...]:
+    """Return the reasons, what would help, and what predictions rest on, each with its label."""
+    reasons = [("Rests on" if it.topic == "prediction" else "Because", it.sentence) for it in explanation.reasons]
+    helpful = [("Would help", _helpful_sentence(change)) for change in explanation.helpful]
+    # Stable, so that reasons keep their order.
+    return tuple(sorted([*reasons, *helpful], key=lambda note: ["Because", "Would help", "Rests on"].index(note[0])))
+
+
+def _helpful_sentence(change: HelpfulChange) -> str:
+    latency = change.latency
+    gain = f"{1 / latency.ratio:.2f}{units.TIMES} as fast (90 % interval {1 / latency.high:.2f}–{1 / latency.low:.2f})"
+    return f"{change.sentence}: {units.duration(latency.after_s)}, {gain}"
 
 
 @sheet(DeviceMemory)

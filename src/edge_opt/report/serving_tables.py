@@ -155,7 +155,7 @@ def _title(report: ServingReport) -> str:
 def _asked(report: ServingReport) -> str:
     where = "no target" if report.target is None else f"{report.target} ({report.engine})"
     return f"{where}, {report.runtime}, prompt {report.prompt}, context {report.context}, batch {report.batch}" + (
-        f"; the model was made for {report.max_context} positions" if report.max_context else ""
+        f"; maximum context {report.max_context}" if report.max_context else ""
     )
 
 
@@ -165,7 +165,10 @@ def _file(file: WeightFileSummary) -> str:
     parts = f" in {file.parts} parts" if file.parts > 1 else ""
     words = "" if file.tokens is None else f"; vocabulary of {file.tokens}"
     sizes = f"{units.size(file.disk_bytes)} on disk, {file.tensors} tensors of {units.size(file.tensor_bytes)}: {types}"
-    return f"{file.kind}{parts}, {file.architecture}; {sizes}{words}"
+    experts = f"; {file.experts_per_token} of {file.experts} experts" if file.experts else ""
+    window = "" if file.window is None else f"; window {file.window}"
+    rope = "" if file.rope_base is None else f"; RoPE base {file.rope_base:g}"
+    return f"{file.kind}{parts}, {file.architecture}; {sizes}{experts}{window}{rope}{words}"
 
 
 def split_in_words(split: ServingSplit) -> str:

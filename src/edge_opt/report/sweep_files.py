@@ -314,7 +314,7 @@ def conclusion(result: SweepResult, file: str | Path | None = None, report: Path
     notes: list[Note] = [(ship, figures), ("Why", result.recommendation if result.best else "")]
     notes += [("Undecided", text) for text in _undecided_lines(result)]
     if result.speedup is not None:
-        notes.append(("Breakdown" if parts else "Speedup", f"{parts}{'; ' * bool(parts)}{conditions(result.speedup)}"))
+        notes.append(("Breakdown" if parts else "Speedup", f"{parts}{'; ' * bool(parts)}{conditions(result)}"))
     notes += [("Constraints", ", ".join(result.constraints)), ("Report", "" if report is None else str(report))]
     return Sheet(
         f"{result.name}: {len(result.trials)} candidates, {counts}{more}",
@@ -413,13 +413,19 @@ def breakdown(speedup: Speedup) -> str:
     return ", ".join(f"{name} {factor_text(part)}" for name, part in parts if part is not None and part.low < part.high)
 
 
-def conditions(speedup: Speedup) -> str:
-    """Return how it was timed, and whether that was disturbed."""
+def conditions(result: SweepResult) -> str:
+    """Return how the speedup was timed; where that was disturbed, the cause and what to do about it."""
+    speedup, finals = result.speedup, result.finals
+    if speedup is None:
+        return ""
     if speedup.clock == "predicted":
         return f"predicted for the target, batch {speedup.batch_size}; the baseline is the unpruned fp32 model there"
     rounds = "" if speedup.is_disturbed else ", least-disturbed rounds"
-    clock = "" if speedup.clock == "wall" else ", CPU time"
-    mark = "; DISTURBED by other programs or noise, also on retry" if speedup.is_disturbed else ""
+    clock = "" if speedup.clock == "wall" else ", CPU time as other programs used the cores"
+    mark = ""
+    if speedup.is_disturbed:
+        cause = finals.remarks[-1] if finals is not None and finals.remarks else "the processes did not agree"
+        mark = f"; DISTURBED: {cause}; stop other programs and run the same command again: only finals are repeated"
     return f"interleaved measurements{rounds}, batch {speedup.batch_size}{clock}{mark}"
 
 

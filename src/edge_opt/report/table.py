@@ -164,6 +164,8 @@ _COLUMNS = (
         'What most of the predicted time goes to: "compute", "memory" or "overhead".'),
     ProfileColumn("predicted_energy_j", "Energy", "energy", _predicted(lambda it: it.energy_j), _NOT_OPERATORS,
         "Joules predicted for the first target; an estimate, not a measurement."),
+    ProfileColumn("predicted_engine", "Engine", "text", _predicted(lambda it: it.engine), _NOT_OPERATORS,
+        'Who computes it on the first target: "npu", "cpu", or several, such as "cpu, npu"; empty: not known.'),
     ProfileColumn("operators", "Operators", "number", lambda row, _: row.operators, _NOT_OPERATORS,
         "Operator calls."),
     ProfileColumn("unpriced", "Unpriced", "number", lambda row, _: row.unpriced, _NOT_OPERATORS,
@@ -210,6 +212,11 @@ class Predicted:
     high: float | None
     energy_j: float | None
     spent: tuple[tuple[Bound, float], ...]
+    engines: frozenset[str] = frozenset()
+
+    @property
+    def engine(self) -> str:
+        return ", ".join(sorted(self.engines))
 
     @property
     def bound(self) -> Bound:
@@ -225,7 +232,12 @@ def _predicted_by_call(profile: ModelProfile) -> dict[int, Predicted]:
         return {}
     return {
         layer.module: Predicted(
-            layer.seconds, layer.low, layer.high, layer.energy_j, ((layer.bound, layer.seconds or 0.0),)
+            layer.seconds,
+            layer.low,
+            layer.high,
+            layer.energy_j,
+            ((layer.bound, layer.seconds or 0.0),),
+            frozenset() if layer.engine is None else frozenset({layer.engine}),
         )
         for layer in profile.prediction.layers
     }
@@ -233,7 +245,8 @@ def _predicted_by_call(profile: ModelProfile) -> dict[int, Predicted]:
 
 def _predicted_whole(whole: Prediction) -> Predicted:
     joules = whole.energies[0].joules if whole.energies else None
-    return Predicted(whole.seconds, whole.low, whole.high, joules, ((whole.bound, whole.seconds or 0.0),))
+    engines = frozenset(layer.engine for layer in whole.layers if layer.engine is not None)
+    return Predicted(whole.seconds, whole.low, whole.high, joules, ((whole.bound, whole.seconds or 0.0),), engines)
 
 
 def _together(parts: Sequence[Predicted | None]) -> Predicted | None:
@@ -246,7 +259,8 @@ def _together(parts: Sequence[Predicted | None]) -> Predicted | None:
         for bound, seconds in part.spent:
             spent[bound] = spent.get(bound, 0.0) + seconds
     sums = {name: _sum([getattr(part, name) for part in known]) for name in ("seconds", "low", "high", "energy_j")}
-    return Predicted(**sums, spent=tuple(spent.items()))
+    engines = frozenset[str]().union(*(part.engines for part in known))
+    return Predicted(**sums, spent=tuple(spent.items()), engines=engines)
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
@@ -286,8 +300,19 @@ class ProfileRow:
     predicted: Predicted | None = None
 
 
+def in_target_precision(profile: ModelProfile) -> ModelProfile:
+    """Return the profile with bytes in the precision that its predictions share, where that is narrower than fp32."""
+    precisions = {prediction.precision for prediction in profile.predictions} - {"fp32"}
+    if len(precisions) != 1:
+        return profile
+    from edge_opt.boards.capacity import at_precision
+
+    return at_precision(profile, precisions.pop())
+
+
 def call_rows(profile: ModelProfile) -> list[ProfileRow]:
     """Return every module call with the work it does itself, in order of the trace."""
+    profile = in_target_precision(profile)
     measured = None if profile.measurement is None else profile.measurement.layers
     times = {} if measured is None else {layer.module: layer.seconds for layer in measured.layers}
     predicted = _predicted_by_call(profile)
@@ -323,6 +348,7 @@ def leaf_rows(profile: ModelProfile) -> list[ProfileRow]:
 
 def operator_rows(profile: ModelProfile) -> list[ProfileRow]:
     """Return every operator call in order of execution."""
+    profile = in_target_precision(profile)
     trace = profile.trace
     return [
         ProfileRow(
@@ -345,6 +371,7 @@ def operator_rows(profile: ModelProfile) -> list[ProfileRow]:
 
 def root_row(profile: ModelProfile) -> ProfileRow:
     """Return the whole model in one row."""
+    profile = in_target_precision(profile)
     totals, root = profile.totals, profile.trace.modules[0]
     return ProfileRow(
         path=root.path,

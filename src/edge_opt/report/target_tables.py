@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from edge_opt import units
-from edge_opt.records.devices import BatchFit, DeviceSpec, Figure
+from edge_opt.records.devices import BatchFit, DeviceSpec, Figure, KnownLatency
 from edge_opt.records.predictions import MemoryNeed, TargetComparison, TargetFit
-from edge_opt.report.sheets import Note, Sheet, Table, column, sheet, text_column
+from edge_opt.report.sheets import OPTIONAL, Note, Sheet, Table, column, sheet, text_column
 from edge_opt.text import printable
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ def memory_parts(need: MemoryNeed | BatchFit) -> str:
 
 
 def _model_sentence(comparison: TargetComparison) -> str:
-    return f"{comparison.model} on {', '.join(map(units.shape, comparison.inputs))} in {comparison.precision}"
+    precisions = {fit.prediction.precision for fit in comparison.targets}
+    in_what = f"in {comparison.precision}"
+    if len(precisions) > 1:
+        in_what = f"in the precision that each name ends with; memory {in_what}"
+    return f"{comparison.model} on {', '.join(map(units.shape, comparison.inputs))} {in_what}"
 
 
 def _target_table(fits: Sequence[TargetFit]) -> Table:
@@ -59,6 +63,7 @@ def _target_table(fits: Sequence[TargetFit]) -> Table:
         column("Fits", map(_fits, fits)),
         column("Time", (_known(fit.prediction.seconds, units.duration) for fit in fits)),
         column("90 % interval", map(_interval, fits), 1),
+        column("Computes in", (fit.prediction.computes_in or fit.prediction.precision for fit in fits), OPTIONAL),
         column("Bound by", (fit.prediction.bound for fit in fits), 4),
         column("Est. energy", (_known(joules, units.energy) for joules in energies), 3),
         column("Batch", map(_batch, fits), 2),
@@ -83,6 +88,10 @@ def _interval(fit: TargetFit) -> str:
     low, high = fit.prediction.low, fit.prediction.high
     if low is None:
         return units.DASH
+    return _ends(low, high)
+
+
+def _ends(low: float, high: float | None) -> str:
     return f"{units.duration(low)} {units.DASH} {'?' if high is None else units.duration(high)}"
 
 
@@ -120,25 +129,31 @@ def dataframe(comparison: TargetComparison) -> pd.DataFrame:
     )
 
 
-def device_table(specs: Sequence[DeviceSpec]) -> Table:
-    """Return the catalog, one row per device."""
-    from edge_opt.boards.roofline import used_bandwidth
+_GROUPS = {
+    "microcontrollers": "Microcontrollers",
+    "cpu": "CPUs: boards, phones and computers",
+    "gpu": "GPUs, and chips whose GPU runs models",
+    "npu": "NPUs: phones, cars, boards and accelerators",
+}
 
-    def peaks(precision: str) -> Iterator[str]:
-        return (_text(spec.peak(spec.engine, precision), _operations) for spec in specs)
 
-    used = (used_bandwidth(spec, spec.engine) for spec in specs)
-    return (
-        text_column("Device", (spec.name for spec in specs), min_width=22),
-        column("Runs on", (spec.engine for spec in specs), 4),
-        column("RAM", map(_ram, specs)),
-        column("On paper", (_text(spec.bandwidth("datasheet"), _rate) for spec in specs), 5),
-        column("Used", (units.DASH if it is None else _rate(it.bytes_per_s) for it in used), 1),
-        column("fp32", peaks("fp32")),
-        column("fp16", peaks("fp16"), 6),
-        column("int8", peaks("int8"), 2),
-        column("Power", map(_power, specs), 3),
-    )
+def device_groups(specs: Sequence[DeviceSpec], timed: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the heading of each group of devices, and their names with RAM; * marks devices with published times.
+
+    Args:
+        specs: The catalog.
+        timed: Engine of each device with published times, in the catalog or not.
+    """
+    groups: dict[str, dict[str, str]] = {group: {} for group in _GROUPS}
+    for spec in specs:
+        group: str = "microcontrollers" if spec.microcontroller else spec.engine
+        # A module whose engines compute together is listed with the GPUs.
+        groups[group if group in groups else "gpu"][spec.name] = f" {_ram(spec)}" if spec.ram_bytes else ""
+    for name in timed.keys() - {spec.name for spec in specs}:
+        groups[timed[name]][name] = ""
+    for group, names in groups.items():
+        marked = (f"{name}{'*' * (name in timed)}{ram}" for name, ram in sorted(names.items()))
+        yield f"{_GROUPS[group]} ({len(names)})", list(marked)
 
 
 @sheet(DeviceSpec)
@@ -159,10 +174,55 @@ def device_sheet(spec: DeviceSpec) -> Sheet:
         text_column("Known", (figure.kind for _, _, figure in rows), 1, None),
         column("Source", (marks[figure.source] for _, _, figure in rows)),
     )
-    notes: list[Note] = [("Device", spec.note)] if spec.note else []
+    notes: list[Note] = [("Device", spec.note), ("Also called", ", ".join(spec.aliases))]
     title = f"{spec.title} ({spec.name}), runs models on its {spec.engine}; from {spec.origin}"
     cited = tuple((mark, source) for source, mark in marks.items())
-    return Sheet(title, (columns,), (*cited, *notes, ("Roofline", _bandwidth_sentence(spec))))
+    known = (note for note in notes if note[1])
+    return Sheet(title, (columns,), (*cited, *known, ("Roofline", _bandwidth_sentence(spec))))
+
+
+def published_times_sheet(spec: DeviceSpec) -> Sheet:
+    """Return the published times of a device, each with its run and with what we predict for it."""
+    from edge_opt.boards.platforms import compared_times
+
+    times = compared_times(spec)
+    runs = [item.published for item in times]
+    predictions = [item.predicted for item in times]
+    sources = dict.fromkeys(run.figure.source for run in runs)
+    marks = {source: f"[{number}]" for number, source in enumerate(sources, start=1)}
+    columns = (
+        text_column("Model", (run.model for run in runs)),
+        text_column("Runtime", map(_runtime, runs), 2),
+        column("Threads", (str(run.threads or _UNKNOWN) for run in runs), 3),
+        column("Clock", (_known(run.clock_hz, _frequency) for run in runs)),
+        column("Published", (units.duration(run.figure.value) for run in runs)),
+        column("Predicted", (units.DASH if time is None else units.duration(time.seconds) for time in predictions)),
+        column("90 % interval", (units.DASH if time is None else _ends(time.low, time.high) for time in predictions)),
+        column("Ratio", (units.DASH if item.ratio is None else f"{item.ratio:.2f}" for item in times)),
+        column("Inside", (_INSIDE[item.is_inside] for item in times)),
+        column("Source", (marks[run.figure.source] for run in runs), 1),
+    )
+    notes: list[Note] = [(mark, source) for source, mark in marks.items()]
+    compared = [item for item in times if item.is_inside is not None]
+    for platform in dict.fromkeys(item.platform for item in compared):
+        own = [item for item in compared if item.platform is platform]
+        inside = sum(item.is_inside is True for item in own)
+        at = "" if platform is None or platform.ghz is None else f" at {platform.ghz:g} GHz"
+        what = "" if platform is None else f"{platform.name}, {platform.runtime} of {platform.day}{at}"
+        notes.append(("Predicted", f"by {what}: {inside} of {len(own)} published times lie in the 90 % interval"))
+    if any(item.is_inside is False for item in compared):
+        why = "another clock or runtime version than the prediction's; `edge-opt board` corrects for both by one time"
+        notes.append(("Outside", why))
+    return Sheet("Published times, and what we predict. Ratio: published over predicted", (columns,), tuple(notes))
+
+
+_INSIDE = {True: "yes", False: "no", None: units.DASH}
+
+
+def _runtime(run: KnownLatency) -> str:
+    """Return the runtime with its version, or with the day of the publication."""
+    when = run.version or run.day or "version unknown"
+    return f"{run.runtime} {when}" if run.runtime else _UNKNOWN
 
 
 def _bandwidth_sentence(spec: DeviceSpec) -> str:
@@ -186,36 +246,28 @@ def figures(spec: DeviceSpec) -> Iterator[tuple[str, str, Figure]]:
 
     for label, figure, text in (
         ("cores", spec.cores, units.count),
-        ("clock", spec.clock_hz, lambda value: f"{units.count(value)}Hz"),
+        ("clock", spec.clock_hz, _frequency),
         *(("RAM", figure, units.size) for figure in spec.ram_bytes),
         ("flash", spec.flash_bytes, units.size),
         *((_where("bandwidth", item.method, item.engine), item.figure, _rate) for item in spec.bandwidths),
         *((_where("peak", item.precision, item.engine), item.figure, _operations) for item in spec.peaks),
         *((f"power, {power.state}", power.figure, lambda value: f"{value:g} W") for power in spec.powers),
         ("overhead per operator", spec.overhead_s, lambda value: f"{value * 1e6:g} µs"),
-        *((item.model, item.figure, lambda value: f"{value * 1e3:g} ms") for item in spec.latencies),
     ):
         if figure is not None:
             yield row(label, figure, text)
 
 
 def _ram(spec: DeviceSpec) -> str:
-    sizes = list(dict.fromkeys((spec.ram_bytes[0].value, spec.ram_bytes[-1].value))) if spec.ram_bytes else []
-    return units.sizes(sizes, units.DASH) or units.DASH
-
-
-def _power(spec: DeviceSpec) -> str:
-    watts = [power.figure.value for power in spec.powers]
-    ends = list(dict.fromkeys((min(watts), max(watts)))) if watts else []
-    return f"{units.DASH.join(f'{value:g}' for value in ends)} W" if ends else units.DASH
+    return units.sizes(list(dict.fromkeys((spec.ram_bytes[0].value, spec.ram_bytes[-1].value))), units.DASH)
 
 
 def _where(what: str, how: str, engine: str | None) -> str:
     return f"{what}, {how}" + (f" ({engine})" if engine else "")
 
 
-def _text(figure: Figure | None, text: Callable[[float], str]) -> str:
-    return units.DASH if figure is None else text(figure.value)
+def _frequency(hertz: float) -> str:
+    return f"{units.count(hertz)}Hz"
 
 
 def _rate(bytes_per_s: float) -> str:

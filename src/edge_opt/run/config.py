@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -138,9 +139,9 @@ class RunConfig(BaseModel):
     """Epochs of training the baseline."""
     learning_rate: Annotated[Positive, Field(le=100)] = setting(3e-3, "training", sweep=True)
     """Learning rate of AdamW, falling to zero over the epochs."""
-    fine_tune_epochs: Annotated[Epochs, Field(ge=0)] = setting(3, "candidate", sweep=True)
-    """Epochs of fine-tuning after pruning. Ratios that auto chooses are trained for 4/3 of them, and for 4 times as
-    many if accuracy is missing."""
+    fine_tune_epochs: Annotated[Epochs, Field(ge=0)] = setting(4, "candidate", sweep=True)
+    """Epochs of fine-tuning after pruning. Ratios that auto chooses are trained as long again while accuracy is
+    missing, up to 3 times in all."""
     distillation: bool = setting(False, "candidate", sweep=True)
     """Distill the baseline while fine-tuning."""
     train_for_int8: bool | Literal["auto"] = setting("auto", "candidate", sweep=True)
@@ -314,7 +315,12 @@ class RunConfig(BaseModel):
 
     @property
     def used_runtimes(self) -> list[str]:
-        """The runtimes to try: those that are named, or every installed one."""
+        """The runtimes to try: those that are named, those that build for the targets, or every installed one."""
+        if self.runtimes == "auto" and self.targets:
+            # What the targets run follows from a configuration, so that its module imports this one.
+            from edge_opt.run.target_sweep import runtimes_for
+
+            return runtimes_for(self)
         return [*installed_runtimes()] if isinstance(self.runtimes, str) else self.runtimes
 
     @property
@@ -484,8 +490,10 @@ def validated(content: Mapping[str, Any], where: str = "") -> RunConfig:
     try:
         return RunConfig.model_validate(current_keywords(content, former_names("configuration key"), stacklevel=4))
     except ValidationError as error:
-        sentences = dict.fromkeys(_sentence(fault) for fault in error.errors() if not _is_other_form(fault))
-        raise InvalidConfig("\n".join(f"{where}{sentence}" for sentence in sentences)) from error
+        sentences = list(dict.fromkeys(_sentence(fault) for fault in error.errors() if not _is_other_form(fault)))
+        count = sum(length <= _MOST_SHOWN for length in accumulate(map(len, sentences))) or 1
+        more = [f"and {len(sentences) - count} more"] if len(sentences) > count else []
+        raise InvalidConfig("\n".join(f"{where}{text}" for text in sentences[:count] + more)) from error
 
 
 def sweep_settings(settings: Mapping[str, Any]) -> RunConfig:
@@ -511,7 +519,8 @@ def _as_lists(value: Any) -> Any:
 
 def _file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
     except OSError as error:
         cure = "`edge-opt init` writes one to start from"
         raise InvalidConfig(f"{path} cannot be read: {error.strerror}; {cure}") from error
@@ -525,7 +534,17 @@ def _file(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
+# PyYAML takes seconds for a megabyte, and for thousands of brackets inside each other.
+_MOST_CHARACTERS = 200_000
+_MOST_LEVELS = 50
+_MOST_SHOWN = 1500  # characters of faults
+
+
 def _yaml(text: str, where: str) -> Any:
+    levels = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(letter, 0) for letter in text[:_MOST_CHARACTERS])
+    if len(text) > _MOST_CHARACTERS or max(levels, default=0) > _MOST_LEVELS:
+        limits = f"{_MOST_CHARACTERS:,} characters and {_MOST_LEVELS} brackets inside each other"
+        raise InvalidConfig(f"{where} is too large; a configuration has at most {limits}")
     try:
         return yaml.load(text, _Loader)  # a SafeLoader: it builds plain values only
     except RecursionError as error:

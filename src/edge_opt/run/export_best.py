@@ -15,6 +15,7 @@ import torch
 
 from edge_opt import __version__, units
 from edge_opt._support.files import write_whole
+from edge_opt.boards.targets import find_spec
 from edge_opt.data import Splits
 from edge_opt.errors import first_line
 from edge_opt.measuring.machine import read_environment
@@ -35,6 +36,7 @@ from edge_opt.run.job import INPUTS, PRUNED, PipelineJob, built_file
 from edge_opt.run.model_and_data import load_inputs, weights_of
 from edge_opt.run.run_summary import plain_metrics
 from edge_opt.runtimes.registry import find_runtime
+from edge_opt.runtimes.tflm_firmware import write_firmware
 from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder
 from edge_opt.tasks.batches import LossChoice
@@ -193,6 +195,9 @@ def _fill(
             # Weights beside the file keep the name that the file knows them by.
             name = f"model.{find_runtime(candidate.runtime).suffix}" if file == measured else file.name
             shutil.copyfile(file, draft / name)
+    for spec in map(find_spec, job.config.targets):
+        if spec.microcontroller is not None and (draft / "model.tflite").exists():
+            write_firmware(draft / "model.tflite", draft / f"firmware-{spec.name}", core=spec.name, kernels="auto")
     write_whole(draft / "model.safetensors", weights_of(job.model(candidate, origin)))
     recipe = origin / PRUNED
     if recipe.is_dir():
@@ -240,6 +245,7 @@ _FILES = {
     "pruned": "recipe and weights for edge_opt.compress.load_pruned; absent where nothing was pruned or trained on",
     "samples.npz": "inputs and labels to try it with",
     "tokenizer": "the tokenizer of the dataset",
+    "firmware": "a project for TensorFlow Lite Micro: C array, operators, size of the arena, example, expected outputs",
     PROGRAM: "runs the model on the samples or on a file, with its runtime alone",
 }
 
@@ -256,7 +262,7 @@ def _spec(trial: Trial, job: PipelineJob, result: SweepResult, folder: Path) -> 
         "onnx_precision": effective if "model.onnx" in names else None,
         "metrics": None if trial.metrics is None else plain_metrics(trial.metrics),
         "speedup": speedup_data(result.speedup),
-        "files": {name: _FILES.get(name, "weights of the file beside it") for name in names},
+        "files": {name: _FILES.get(name.partition("-")[0], "weights of the file beside it") for name in names},
     }
 
 
@@ -365,7 +371,7 @@ _THERE = {
     "ncnn": "convert `model.onnx` with pnnx; for int8 let ncnn2table and ncnn2int8 quantize it with `samples.npz`",
     "xnnpack": "give `model.tflite` to LiteRT; its XNNPACK delegate is on by default",
     "tflite": "give `model.tflite` to LiteRT",
-    "tflm": "compile `model.tflite` into TensorFlow Lite Micro as a byte array",
+    "tflm": "`firmware-*/` is a project for TensorFlow Lite Micro",
     "st-edge-ai": "`stedgeai generate --model model.onnx` writes the C code",
     "torch-compile": "load `model.pt2` with torch.export and call torch.compile",
 }

@@ -22,7 +22,7 @@ from edge_opt.boards.capacity import lifetimes_of, peak_memory
 from edge_opt.compress import Runner, convert, export_onnx, finetune, measure_runner, open_runner
 from edge_opt.data import Splits
 from edge_opt.data.datasets import seeded
-from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed
+from edge_opt.errors import Disagrees, EdgeOptError, InvalidInput, MeasurementFailed
 from edge_opt.explanation.sensitivity import sensitivity
 from edge_opt.measuring.energy import measure_energy
 from edge_opt.measuring.latency import wait_for_quiet
@@ -32,6 +32,7 @@ from edge_opt.profiling import profile
 from edge_opt.records.conversions import Converted, Exported
 from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Latency
+from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import Candidate, TrialMetrics
 from edge_opt.run.config import GRID, RunConfig
 from edge_opt.run.model_and_data import (
@@ -58,6 +59,7 @@ from edge_opt.runtimes.agreement import sized
 from edge_opt.runtimes.litert import export_tflite
 from edge_opt.runtimes.model_call import model_call
 from edge_opt.runtimes.registry import find_runtime
+from edge_opt.search.builders import JobSpec
 from edge_opt.search.isolation import Isolation, Limits, Phase, pickle_job
 from edge_opt.search.locks import exclusive
 from edge_opt.tasks.batches import RunnerAsModule, example_inputs, sized_call
@@ -167,20 +169,26 @@ class PipelineJob:
     def _build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
         splits = self.source.splits()
         rounds = trains_for_int8(candidate, self.config)
-        variant = self.variant(splits, candidate)
-        built, remarks = self._converted(candidate, variant, splits, folder, rounds), list[str]()
-        score = self._score(built, variant, splits)
-        lost = self._lost_to_int8(candidate, variant, score)
-        if lost is not None:
+        variant, remarks = self.variant(splits, candidate), list[str]()
+        config, score = self.config, None
+        may_train = candidate.precision == "int8" and config.train_for_int8 == "auto" and config.fine_tune_epochs > 0
+        try:
+            built = self._converted(candidate, variant, splits, folder, rounds=rounds)
+            score = self._score(candidate, built, variant, splits)
+            problem = self._lost_to_int8(candidate, variant, score) if may_train else ""
+        except Disagrees as error:
+            if not may_train:
+                raise
+            # Without the remedies, which training replaces.
+            problem = f"plain int8 was refused: {str(error).partition('. ')[0]}"
+        if problem or score is None:
             # In a folder of its own: what is measured is one of the two.
             aside = folder / "trained"
             rounded = self.variant(splits, candidate, rounds=True)
             again = self._converted(candidate, rounded, splits, aside, rounds=True)
-            trained = self._score(again, rounded, splits)
-            kept = score.drop(trained) < 0
-            text = f"plain int8 lost {lost:.4g} of {score.metric}, trained with int8 rounding it scores"
-            remarks = [f"{text} {trained.value:.4g}, not {score.value:.4g}"]
-            if kept:
+            trained = self._score(candidate, again, rounded, splits)
+            remarks = [f"{problem}; trained with int8 rounding it scores {trained.value:.4g}"]
+            if score is None or score.drop(trained) < 0:
                 variant, score, built = rounded, trained, again
                 shutil.copytree(aside, folder, dirs_exist_ok=True)
             shutil.rmtree(aside)
@@ -188,9 +196,8 @@ class PipelineJob:
             shutil.copytree(variant.folder, folder / PRUNED)
         call = self.source.call(splits, variant.model)
         save_call(folder / INPUTS, call)
-        # Predictions for a target are of the deployed batch; they are made from this file, for any target.
-        deployed = profile(variant.model, example_inputs(sized_call(call, self.config.deploy_batch)))
-        deployed.save(folder / PROFILE)
+        # Predictions for a target are of the deployed batch; they are made from this profile, for any target.
+        deployed_profile(built, variant.model, sized_call(call, self.config.deploy_batch)).save(folder / PROFILE)
         return self._facts(candidate, variant, built, score, example_inputs(call), remarks)
 
     def _converted(
@@ -200,25 +207,25 @@ class PipelineJob:
         exported = self.exported(candidate, variant.model, call, rounds)
         return self.convert(candidate, variant.model, splits, call, folder, exported=exported)
 
-    def _score(self, converted: Converted, variant: Variant, splits: Splits) -> ScoreSummary:
+    def _score(self, candidate: Candidate, converted: Converted, variant: Variant, splits: Splits) -> ScoreSummary:
         source = self.source
+        if self.baseline is not None and candidate == Candidate(0.0, "fp32", "torch"):
+            return self.baseline.score
         call = source.call(splits, variant.model)
         with open_runner(converted, threads=self.config.used_threads) as runner:
             scored = source.task().score(RunnerAsModule(runner, variant.model, call), splits.validation)
         return summarize_score(scored)
 
-    def _lost_to_int8(self, candidate: Candidate, variant: Variant, score: ScoreSummary) -> float | None:
-        """Return what plain int8 lost of its float model's score, where that is too much and training may help."""
-        config, baseline = self.config, self.baseline
-        if candidate.precision != "int8" or config.train_for_int8 != "auto" or not config.fine_tune_epochs:
-            return None
+    def _lost_to_int8(self, candidate: Candidate, variant: Variant, score: ScoreSummary) -> str:
+        """Return what plain int8 lost of its float model's score, where that is too much; else ""."""
         value = variant.score
-        if value is None and not candidate.is_pruned and baseline is not None:
-            value = baseline.score.value
+        if value is None and not candidate.is_pruned and self.baseline is not None:
+            value = self.baseline.score.value
         if value is None:
-            return None
+            return ""
         lost = value - score.value if score.direction == "higher" else score.value - value
-        return lost if lost > INT8_LOSS * scale_of(score.metric, value) else None
+        is_much = lost > INT8_LOSS * scale_of(score.metric, value)
+        return f"plain int8 lost {lost:.4g} of {score.metric} and scores {score.value:.4g}" if is_much else ""
 
     def _facts(
         self,
@@ -415,6 +422,18 @@ class PipelineJob:
         return read_variant(self.source, pruned).model if pruned.is_dir() else self.source.build()
 
 
+def deployed_profile(built: Converted, model: nn.Module, call: CallArguments) -> ModelProfile:
+    """Return the profile of a call: of the file that ships, so that both have one answer, else of the module."""
+    by_position = not call.kwargs and all(isinstance(value, torch.Tensor) for value in call.args)
+    if by_position and Path(built.path).suffix in (".onnx", ".tflite"):
+        # Inputs of an int8 file are bytes, so that shapes are given. A file that fixes another batch, or that cannot be
+        # read, is described by its module.
+        shapes = [tuple(value.shape) if torch.is_floating_point(value) else value for value in call.args]
+        with suppress(EdgeOptError):
+            return profile(built.path, shapes)
+    return profile(model, example_inputs(call))
+
+
 def preload(source: ModelAndData) -> list[str]:
     """Return what phases will import: the exporter for any runtime but torch, and what model and data need.
 
@@ -444,7 +463,7 @@ def run_phase(
     """
     with Isolation(preload(source)) as isolation:
         limits = Limits(source.config.memory_limit_bytes, seconds)
-        outcome = isolation.run(pickle_job(job), phase, arguments, folder, limits)
+        outcome = JobSpec(pickle_job(job), limits).run(isolation, phase, arguments, folder)
     if outcome.failure is not None:
         raise MeasurementFailed(f"{outcome.failure}: {outcome.reason}; its output is in {folder / f'{phase}.log'}")
     value: Mapping[str, Any] = outcome.value

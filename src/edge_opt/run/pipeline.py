@@ -48,13 +48,12 @@ from edge_opt.run.dependencies import digests, same_twice, sources_of
 from edge_opt.run.export_best import export_best
 from edge_opt.run.job import WEIGHTS, Baseline, PipelineJob, preload, run_phase
 from edge_opt.run.model_and_data import ModelAndData, ScoreSummary, weights_from
-from edge_opt.run.run_summary import check_target
+from edge_opt.run.run_summary import check_target, used_rounding
 from edge_opt.run.screening import choose_space
 from edge_opt.run.target_sweep import (
     TargetFiguring,
     TimeOnTarget,
-    config_for_target,
-    targets_by_precision,
+    targets_by_pair,
     typed_times,
     untimed,
     winners,
@@ -115,7 +114,7 @@ def run(
     """
     config = _as_config(config)
     check_target(config)
-    config, board = _with_board(config_for_target(config), measure_on)
+    config, board = _with_board(config, measure_on)
     root = Path(config.output_dir if output is None else output)
     search = _search_options(config, **options)
     source = ModelAndData.from_config(config)
@@ -127,7 +126,7 @@ def run(
     sources = sources_of(config, splits, untrained, config.model_reference, trains_baseline=True)
     sources |= same_twice(untrained, source)
     state = _Run(
-        splits, root, config.subset(*RESULT_SCOPES), sources, search, board, on_event, loss,
+        splits, root, _result_settings(config), sources, search, board, on_event, loss,
         has_target=bool(config.targets),
     )  # fmt: skip
     with state.opened(fresh) as store:
@@ -178,7 +177,7 @@ def sweep(
     """
     config = sweep_settings(settings)
     check_target(config)
-    config, board = _with_board(config_for_target(config), measure_on)
+    config, board = _with_board(config, measure_on)
     search = _search_options(config, workers=workers, scheduler=scheduler, insecure=insecure, retry_failed=retry_failed)
     reference = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
     source = ModelAndData.from_arguments(reference or resolve_call(model)[0], loaders, inputs, config)
@@ -199,7 +198,7 @@ def sweep(
         loss = task.check(original, splits.train) if trains else None
         profiled = profile(original, call_inputs(call), name=type(original).__name__)
     name = reference or profiled.name
-    keys = {key: value for key, value in config.subset(*RESULT_SCOPES).items() if key in SWEEP_KEYS}
+    keys = {key: value for key, value in _result_settings(config).items() if key in SWEEP_KEYS}
     depends_on = {"model": name, "batch_size": shape[0], **keys}
     sources = sources_of(config, splits, original, reference)
     state = _Run(
@@ -337,7 +336,7 @@ class _Run:
         if not config.targets:
             measurer = None if board is None else partial(measure_on_board, board, job)
             return swept.run(first, compare=timer, measurer=measurer)
-        figurings = [TargetFiguring(config, self.root.absolute(), it, eager) for it in targets_by_precision(config)]
+        figurings = [TargetFiguring(config, self.root.absolute(), it, eager) for it in targets_by_pair(config)]
         candidates = (eager, *options.candidates(space))
         figurings[0].learn(candidates, typed_times(config, candidates))
         is_timed_here = config.host_timing and board is None
@@ -348,7 +347,8 @@ class _Run:
             figures=figurings[0],
         )
         there = winners(result, figurings, options.budgets) if len(figurings) > 1 else ()
-        return replace(result, speedup=figurings[0].whole_speedup(result), winners=there)
+        why = figurings[0].explanation(result)
+        return replace(result, speedup=figurings[0].whole_speedup(result), winners=there, explanation=why)
 
     def _check_unchanged(self, source: ModelAndData, model: nn.Module) -> None:
         """Refuse a table in which some rows may be of another model: a file was edited while the sweep ran."""
@@ -376,6 +376,11 @@ class _Run:
             baseline=tested.get(result.baseline.candidate.key, result.baseline),
             trials=tuple(tested.get(trial.candidate.key, trial) for trial in result.trials),
         )
+
+
+def _result_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that results depend on; of a target only the widths that are fast there."""
+    return {**config.subset(*RESULT_SCOPES), "round_to": used_rounding(config)}
 
 
 def digest(settings: Mapping[str, Any]) -> str:

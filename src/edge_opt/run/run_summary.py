@@ -23,6 +23,7 @@ from edge_opt.errors import InvalidInput
 from edge_opt.hardware import summarize_hardware
 from edge_opt.measuring.machine import copy_bandwidth, read_environment
 from edge_opt.metrics import Metrics
+from edge_opt.pruning.ranking import fast_multiple
 from edge_opt.records.devices import SCRATCH_IS_APART, Precision
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
@@ -268,6 +269,21 @@ def _refusal(config: RunConfig, precision: Precision) -> InvalidInput | None:
     except InvalidInput as error:
         return error
     return None
+
+
+def pruning_target(config: RunConfig) -> ResolvedTarget | None:
+    """Return the target that widths are rounded for, which is the first; None where none is, or rounding is set."""
+    if not config.targets or config.round_to != "auto":
+        return None
+    precisions: tuple[Precision, ...] = ("fp32", *config.precisions)
+    known = [resolve_targets_of(config, precision)[0] for precision in precisions]
+    return next((target for target in known if target.platform is not None), known[0])
+
+
+def used_rounding(config: RunConfig) -> str | int:
+    """Return what widths are rounded to, as far as results depend on it: `auto` with the multiple of a target."""
+    target = pruning_target(config)
+    return config.round_to if target is None else f"auto {fast_multiple(target)}"
 
 
 def with_target(profile: ModelProfile, config: RunConfig) -> ModelProfile:

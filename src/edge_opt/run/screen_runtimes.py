@@ -1,8 +1,8 @@
 """Drop runtimes that are slow before anything is trained: the unpruned model is timed in each of them.
 
-Each runtime converts in a process of its own, so that one that crashes or hangs costs its own candidates only. It
-starts with fp32. Where that takes much longer than in another runtime, its other precisions are not converted. What is
-converted is timed interleaved, in one process, and only pairs of precision and runtime near the fastest are kept.
+Each runtime converts in a process of its own, so that one that crashes or hangs costs its own candidates only. What is
+converted is timed interleaved, in one process, and only pairs of precision and runtime near the fastest are kept. Where
+two runtimes have the same kernels, the first that converts stands for both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from edge_opt import units
 from edge_opt._support.files import write_whole
-from edge_opt.compress import Runner, measure_runner, open_runner
+from edge_opt.compress import Runner, open_runner
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError, MeasurementFailed, first_line
 from edge_opt.records.conversions import Exported
@@ -45,9 +45,6 @@ FILE = "runtimes.json"
 # the fastest in float is kept in any case, because int8 may lose accuracy. Eager torch is the baseline in any case.
 KEPT_WITHIN = 1.3
 KEPT_PAIRS = 2
-# A runtime whose fp32 takes more than this many times as long as in the fastest runtime before it is not converted to
-# other precisions: to convert takes seconds. These times are not interleaved, and may be a fifth off.
-FP32_WITHIN = 2.0
 _WINDOW_S = 0.1
 Name = TypeVar("Name")
 
@@ -58,32 +55,25 @@ class RuntimeJob:
 
     job: PipelineJob
 
-    def convert(self, runtime: str, precisions: Sequence[str], fastest_s: float | None, folder: Path) -> dict[str, Any]:
-        """Convert to each precision, fp32 first; return the files, the time of fp32, and why others are left out."""
+    def convert(self, runtime: str, precisions: Sequence[str], folder: Path) -> dict[str, Any]:
+        """Convert to each precision; return the files, and why others are missing."""
         job, splits = self.job, self.job.source.splits()
         files: dict[str, str] = {}
         reasons: dict[str, str] = {}
-        fp32_s, exported = None, None
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)  # by an attempt that was killed
         with torch_threads(job.config.used_build_threads), build_lock(folder=job.root):
             model = job.source.build()
-            call = job.source.call(splits, model)
-            inputs = _deployed_inputs(job, call)
-            for precision in sorted(precisions, key=lambda name: name != "fp32"):
-                if fp32_s is not None and fastest_s is not None and fp32_s > FP32_WITHIN * fastest_s:
-                    reasons[precision] = f"its fp32 takes {fp32_s / fastest_s:.2f} times as long as that of another"
-                    continue
+            call, exported = job.source.call(splits, model), None
+            for precision in precisions:
                 try:
                     pair: Any = (precision, runtime)
                     exported = exported or _float_file(job, model, call, pair, folder)
                     with opened(job, splits, model, call, pair, exported, folder) as runner:
-                        seconds = measure_runner(runner, *inputs, min_time_s=_WINDOW_S, max_time_s=_WINDOW_S)
+                        runner(*_deployed_inputs(job, call))
                         files[precision] = str(getattr(runner, "path", ""))
                 except EdgeOptError as error:
                     reasons[precision] = f"it could not be converted: {first_line(error)}"
-                    continue
-                fp32_s = min(seconds.cpu_samples_s or seconds.samples_s) if precision == "fp32" else fp32_s
-        return {"files": files, "reasons": reasons, "fp32_s": fp32_s}
+        return {"files": files, "reasons": reasons}
 
     def compare(self, files: Mapping[str, str]) -> dict[str, Any]:
         """Time the files, by "precision runtime", and eager torch, interleaved; return seconds by the same names."""
@@ -102,15 +92,22 @@ class RuntimeJob:
 
 def choose_pairs(job: PipelineJob, root: Path, pairs: Sequence[Pair], on_event: Listener) -> dict[Pair, str]:
     """Return the pairs that are not worth trying, with the reason; the decision is stored and not taken again."""
-    path, key = root / FILE, f"{job.cache.name} {list(pairs)}"
+    path, key = root / FILE, f"{job.cache.name} {list(pairs)} {job.config.targets}"
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         dropped = {(pair[0], pair[1]): reason for *pair, reason in stored["dropped"]} if stored["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
         dropped = None
     if dropped is None:
-        on_event(StepStarted("screening: timing the unpruned model in each runtime"))
-        dropped = _slow_pairs(job, root, pairs)
+        if job.config.targets:
+            splits = job.source.splits()
+            times = times_on_target(job, splits, {"unpruned": job.source.build()}, pairs)
+            # Predictions of two runtimes are less certain than times: the one with the best data is always tried.
+            by_pair = {pair: seconds for (_, pair), seconds in times.items()}
+            dropped = slower_pairs(by_pair, always=job.config.used_runtimes[0])
+        else:
+            on_event(StepStarted("screening: timing the unpruned model in each runtime"))
+            dropped = _slow_pairs(job, root, pairs)
         content = {"key": key, "dropped": [[*pair, reason] for pair, reason in dropped.items()]}
         write_whole(path, json.dumps(content, indent=1))
     if dropped:
@@ -121,34 +118,39 @@ def choose_pairs(job: PipelineJob, root: Path, pairs: Sequence[Pair], on_event: 
 
 def _slow_pairs(job: PipelineJob, root: Path, pairs: Sequence[Pair]) -> dict[Pair, str]:
     """Convert in every runtime, time what was converted, and return the pairs to drop, with the reason."""
-    runtimes = dict.fromkeys(runtime for _, runtime in pairs)
     files: dict[str, str] = {}
     lost: dict[Pair, str] = {}
-    fastest_s: float | None = None
+    converted: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:
-        for runtime in runtimes:
+        for runtime in dict.fromkeys(runtime for _, runtime in pairs):
             precisions = [precision for precision, other in pairs if other == runtime]
-            if find_runtime(runtime).runs_modules:
+            described = find_runtime(runtime)
+            if described.runs_modules:
                 files |= {f"{precision} {runtime}": "" for precision in precisions if precision == "fp32"}
                 continue
-            arguments = (runtime, precisions, fastest_s, Path(name) / runtime)
+            if described.kernels in converted:
+                reason = f"{converted[described.kernels]} has the same kernels; name {runtime} to try it"
+                lost |= dict.fromkeys([(precision, runtime) for precision in precisions], reason)
+                continue
             try:
-                limit_s = job.config.time_limit_s
+                limit_s, arguments = job.config.time_limit_s, (runtime, precisions, Path(name) / runtime)
                 outcome = run_phase(RuntimeJob(job), job.source, "convert", arguments, root / "baseline", limit_s)
             except MeasurementFailed as error:
                 lost |= {(precision, runtime): str(error) for precision in precisions}
                 continue
             lost |= {(precision, runtime): reason for precision, reason in outcome["reasons"].items()}
             files |= {f"{precision} {runtime}": path for precision, path in outcome["files"].items()}
-            known = [seconds for seconds in (fastest_s, outcome["fp32_s"]) if seconds is not None]
-            fastest_s = min(known, default=None)
+            if outcome["files"]:
+                converted[described.kernels or runtime] = runtime
         plain = run_phase(RuntimeJob(job), job.source, "compare", (files,), root / "baseline")["seconds"]
     names = {pair: f"{pair[0]} {pair[1]}" for pair in pairs}
     return slower_pairs({pair: plain[name] for pair, name in names.items() if name in plain}) | lost
 
 
-def slower_pairs(times: Mapping[Pair, float]) -> dict[Pair, str]:
+def slower_pairs(times: Mapping[Pair, float], always: str | None = None) -> dict[Pair, str]:
     """Return precisions and runtimes that are not worth trying: neither near the fastest, nor the fastest float.
+
+    With `always`, this runtime is kept in all precisions instead of the fastest float.
 
     >>> slow = slower_pairs({("fp32", "a"): 3e-3, ("int8", "a"): 1e-3, ("fp32", "b"): 4e-3, ("int8", "b"): 1.2e-3})
     >>> [(*pair, reason) for pair, reason in slow.items()]
@@ -156,7 +158,8 @@ def slower_pairs(times: Mapping[Pair, float]) -> dict[Pair, str]:
     """
     order = sorted(times, key=lambda pair: times[pair])
     near = [pair for pair in order if times[pair] <= KEPT_WITHIN * times[order[0]]][:KEPT_PAIRS]
-    kept = {*near, *[pair for pair in order if pair[0] == "fp32"][:1]}
+    floats = [pair for pair in order if pair[0] == "fp32"][:1]
+    kept = {*near, *(floats if always is None else [pair for pair in order if pair[1] == always])}
     best = order[0] if order else None
     return {
         pair: f"{units.duration(times[pair])} unpruned, {times[pair] / times[best]:.1f} times as long as "
@@ -213,9 +216,9 @@ def interleaved_seconds(
     """Return the seconds of each runner in a short interleaved timing."""
     with measurement_lock(folder=job.root):
         latencies = measure_runners(runners, *inputs, min_time_s=_WINDOW_S, max_time_s=2 * _WINDOW_S)
-    # One thread computes as long as its CPU time; what else runs here is not in that.
+    # One thread computes as long as its CPU time. Others only make a block longer, so the shortest one counts.
     is_alone = job.config.used_threads == 1
-    return {key: each.cpu_median_s if is_alone else each.median_s for key, each in latencies.items()}
+    return {key: each.cpu_minimum_s if is_alone else each.minimum_s for key, each in latencies.items()}
 
 
 def _float_file(job: PipelineJob, model: nn.Module, call: CallArguments, pair: Pair, folder: Path) -> Exported | None:

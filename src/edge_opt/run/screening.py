@@ -24,6 +24,7 @@ from torch import nn
 from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt._support.progress import report_progress
+from edge_opt.boards.targets import ResolvedTarget
 from edge_opt.budgets import parse_budgets, trial_metrics
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError, MeasurementFailed, UnreadableProfile
@@ -34,6 +35,8 @@ from edge_opt.records.sweeps import Candidate
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import PipelineJob, run_phase
 from edge_opt.run.model_and_data import torch_threads
+from edge_opt.run.peak_pruning import layers_for_ram
+from edge_opt.run.run_summary import pruning_target
 from edge_opt.run.screen_runtimes import choose_pairs, model_times, quick_pairs
 from edge_opt.run.variants import first_batches, scale_of
 from edge_opt.runtimes.registry import unsupported_pairs
@@ -142,8 +145,9 @@ def choose_space(job: PipelineJob, root: Path, on_event: Listener) -> tuple[Spac
         dropped = choose_pairs(job, root, pairs, on_event)
         impossible |= dropped
         pairs = [pair for pair in pairs if pair not in dropped]
+    layers = layers_for_ram(job, root, on_event)
     if config.pruning_levels != "auto":
-        return Space(config.pruning_levels, config.precisions, runtimes, config.layer_pruning, impossible), job
+        return Space(config.pruning_levels, config.precisions, runtimes, layers, impossible), job
     # The cache is named after everything that pruned models depend on.
     key = f"{job.cache.name} {pairs} {budgeted_drop(config)}"
     screening = _stored(root / FILE, key)
@@ -157,7 +161,7 @@ def choose_space(job: PipelineJob, root: Path, on_event: Listener) -> tuple[Spac
         screening = from_plain(Screening, plain)
     on_event(Notice(str(screening)))
     levels = [0.0, *(level.share for level in screening.chosen)]
-    space = Space(levels, config.precisions, runtimes, config.layer_pruning, impossible)
+    space = Space(levels, config.precisions, runtimes, layers, impossible)
     return space, screening.job(job)
 
 
@@ -183,6 +187,7 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
     def score(model: nn.Module, part: Iterable[Any]) -> float:
         return sign * task.score(model, part, resamples=0).value
 
+    target = pruning_target(config)
     few = first_batches(splits.validation)
     with build_lock(folder=job.root):
         of_few = score(parent, few)
@@ -198,12 +203,12 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
                     importance=config.importance,
                     seed=config.seed,
                     data=list(task.batches(parent, splits.calibration)),
+                    target=target,
                 )
             check_prunable(plan)
             known: set[bytes] = set()
-            distinct = {
-                round_to: plan.distinct_ratios(shares, round_to, known) for round_to in roundings(config.round_to)
-            }
+            steps = roundings(config.round_to, target)
+            distinct = {round_to: plan.distinct_ratios(shares, round_to, known) for round_to in steps}
             scores, largest = _largest_recoverable(plan, distinct, lambda model: score(model, few), of_few - max_drop)
     except EdgeOptError as error:
         return Screening(whole, (Level(max(shares), "auto", None, None, f"not pruned: {error}"),))
@@ -233,13 +238,15 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
     return Screening(of_few, levels)
 
 
-def roundings(round_to: RoundTo) -> tuple[RoundTo, ...]:
+def roundings(round_to: RoundTo, target: ResolvedTarget | None = None) -> tuple[RoundTo, ...]:
     """Return the multiples that widths are rounded to; with `auto` also half of it, which is as fast in some layers.
+
+    Predictions for a target do not tell one rounding from another, so that its own is taken.
 
     >>> roundings(4)
     (4,)
     """
-    return (round_to, max(fast_multiple() // 2, 4)) if round_to == "auto" else (round_to,)
+    return (round_to, max(fast_multiple() // 2, 4)) if round_to == "auto" and target is None else (round_to,)
 
 
 def _largest_recoverable(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from torch import nn
@@ -19,14 +19,16 @@ from torch import nn
 from edge_opt._support.json import to_plain
 from edge_opt.boards.capacity import peak_memory
 from edge_opt.boards.estimate import predictions
-from edge_opt.boards.mcu_memory import mcu_memory
+from edge_opt.boards.mcu_memory import kernels_on, mcu_memory
 from edge_opt.boards.platform_file import Platform
 from edge_opt.boards.ratios import VariantOnPlatform, ratio_width, variant_on
-from edge_opt.boards.targets import ResolvedTarget
+from edge_opt.boards.targets import TFLITE_RUNTIMES, ResolvedTarget, best_known, platforms_of
 from edge_opt.budgets import judged
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.explanation.explain import ModelVariant, explain
 from edge_opt.profiling import profile
+from edge_opt.records.compression import Explanation
 from edge_opt.records.devices import Precision
 from edge_opt.records.predictions import Prediction
 from edge_opt.records.profiles import Budget, ModelProfile
@@ -46,6 +48,7 @@ from edge_opt.run.job import INPUTS, PROFILE, PipelineJob
 from edge_opt.run.model_and_data import load_inputs
 from edge_opt.run.run_summary import resolve_targets_of
 from edge_opt.run.time_finalists import FinalistTimer
+from edge_opt.runtimes.registry import installed_runtimes
 from edge_opt.search.choose import recommend, reject_slower_than_unpruned, unpruned_steps
 from edge_opt.search.isolation import Isolation, Outcome
 from edge_opt.search.space import Pair
@@ -53,12 +56,7 @@ from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder
 from edge_opt.tasks.batches import example_inputs, sized_call
 
-# The runtime here that builds the file which a runtime of a target takes, and that computes as it does.
-_TFLITE = ("xnnpack", "tflite", "tflm", "litert")
-# Channel counts that kernels of a target run fast: a CPU computes eight values of fp16 or int8 at a time and twice four
-# in fp32; a microcontroller four of int8; matrix engines of GPUs and NPUs work on tiles of sixteen.
-_MULTIPLES = {"gpu": 16, "npu": 16}
-_MULTIPLE_OF_CPU, _MULTIPLE_OF_MCU = 8, 4
+_TYPED = "typed in"
 
 
 def runtime_here(platform: Platform | None) -> str:
@@ -72,51 +70,60 @@ def runtime_here(platform: Platform | None) -> str:
         return "onnxruntime"
     if platform.runtime.startswith("torch"):
         return "torch"
-    return "litert" if platform.runtime in _TFLITE else "onnxruntime"
+    return "litert" if platform.runtime in TFLITE_RUNTIMES else "onnxruntime"
 
 
-def fast_multiple_of(target: ResolvedTarget) -> int:
-    """Return the multiple of channels that kernels of a target run fast."""
-    if target.platform is not None and "mcu" in target.platform.kind:
-        return _MULTIPLE_OF_MCU
-    engine = target.spec.engine if target.platform is None else target.platform.engine
-    return _MULTIPLES.get(engine, _MULTIPLE_OF_CPU)
+def runtimes_for(config: RunConfig) -> list[str]:
+    """Return the runtimes here that build what the targets run, those of the first target's best data first."""
+    here = (runtime for target in targets_by_pair(config) for _, runtime in target)
+    return [runtime for runtime in dict.fromkeys(here) if runtime in installed_runtimes()] or ["onnxruntime"]
 
 
-def config_for_target(config: RunConfig) -> RunConfig:
-    """Return the configuration with what the first target runs: its runtime, and widths that are fast there."""
-    if not config.targets:
-        return config
-    changes: dict[str, Any] = {}
-    first = targets_by_precision(config)[0]
-    named = [target for target in first.values() if target.platform is not None] or list(first.values())
-    if config.runtimes == "auto":
-        changes["runtimes"] = list(dict.fromkeys(runtime_here(target.platform) for target in named))
-    if config.round_to == "auto":
-        changes["round_to"] = fast_multiple_of(named[0])
-    return config.model_copy(update=changes)
-
-
-def targets_by_precision(config: RunConfig) -> tuple[Mapping[Precision, ResolvedTarget], ...]:
-    """Return each target of a configuration, as it answers in each of its precisions.
+def targets_by_pair(config: RunConfig) -> tuple[Mapping[Pair, ResolvedTarget], ...]:
+    """Return each target of a configuration, as it answers in each precision and runtime of this machine.
 
     A precision without published times is left to the roofline only if all are: a roofline is not comparable with
     costs that were fitted to times.
     """
     wanted: tuple[Precision, ...] = ("fp32", *config.precisions)
     every = {precision: resolve_targets_of(config, precision) for precision in wanted}
-    found: list[Mapping[Precision, ResolvedTarget]] = []
+    targets: list[Mapping[Pair, ResolvedTarget]] = []
     for number in range(len(config.targets)):
         by_precision = {precision: resolved[number] for precision, resolved in every.items()}
         has_times = any(target.platform is not None for target in by_precision.values())
-        found.append(
-            {
-                precision: target
-                for precision, target in by_precision.items()
-                if not has_times or target.platform is not None
-            }
-        )
-    return tuple(found)
+        by_pair: dict[Pair, ResolvedTarget] = {}
+        for precision, target in by_precision.items():
+            for other in (target, *_other_runtimes(target, config)) if target.platform or not has_times else ():
+                by_pair.setdefault((precision, _built_with(other)), other)
+        targets.append(by_pair)
+    return tuple(targets)
+
+
+def _other_runtimes(target: ResolvedTarget, config: RunConfig) -> list[ResolvedTarget]:
+    """Return the target with each other platform of its precision and engine; as many threads come first."""
+    own = target.platform
+    if own is None or target.calibration or config.target_runtime or target.name == own.name:
+        return []
+    known = [
+        platform
+        for platform in best_known(platforms_of(target.spec))
+        if (platform.precision, platform.engine) == (own.precision, own.engine)
+        and config.target_threads in (None, platform.threads)
+    ]
+    known.sort(key=lambda platform: platform.threads != own.threads)
+    return [replace(target, platform=platform) for platform in known]
+
+
+def _built_with(target: ResolvedTarget) -> str:
+    # TFLM runs the file that LiteRT's converter writes.
+    is_tflm = target.spec.microcontroller is not None and "litert" in installed_runtimes()
+    return "litert" if is_tflm else runtime_here(target.platform)
+
+
+def target_of(targets: Mapping[Pair, ResolvedTarget], pair: Pair) -> ResolvedTarget | None:
+    """Return what answers for a precision and runtime; for a runtime that the target has not, any in the precision."""
+    same_precision = (target for (precision, _), target in targets.items() if precision == pair[0])
+    return targets.get(pair) or next(same_precision, None)
 
 
 Name = TypeVar("Name")
@@ -126,12 +133,12 @@ def times_on_target(
     job: PipelineJob, splits: Splits, models: Mapping[Name, nn.Module], pairs: Sequence[Pair]
 ) -> dict[tuple[Name, Pair], float]:
     """Return predicted seconds of models on the first target; a precision without a time there is left out."""
-    there, times = targets_by_precision(job.config)[0], {}
+    there, times = targets_by_pair(job.config)[0], {}
     for name, model in models.items():
         call = sized_call(job.source.call(splits, model), job.config.deploy_batch)
         profiled = profile(model, example_inputs(call))
         for pair in pairs:
-            target = there.get(pair[0])
+            target = target_of(there, pair)
             if target is not None:
                 [predicted] = predictions(profiled, [target], pair[0], job.config.target_threads)
                 if predicted.seconds is not None:
@@ -159,7 +166,7 @@ class TargetFiguring:
 
     config: RunConfig
     root: Path
-    targets: Mapping[Precision, ResolvedTarget]
+    targets: Mapping[Pair, ResolvedTarget]
     reference: Candidate
     timed: dict[str, MeasuredThere] = field(default_factory=dict)
     candidates: dict[str, Candidate] = field(default_factory=dict)
@@ -186,9 +193,12 @@ class TargetFiguring:
                 return None
         return self._profiles[key]
 
+    def _target(self, candidate: Candidate) -> ResolvedTarget | None:
+        return target_of(self.targets, (candidate.precision, candidate.runtime))
+
     def prediction(self, candidate: Candidate) -> tuple[Prediction, VariantOnPlatform | None] | None:
         """Return what is predicted before anything was measured; None where the target has no time in its precision."""
-        profile, target = self._profile(candidate), self.targets.get(candidate.precision)
+        profile, target = self._profile(candidate), self._target(candidate)
         if profile is None or target is None:
             return None
         [predicted] = predictions(profile, [target], candidate.precision, self.config.target_threads)
@@ -215,13 +225,15 @@ class TargetFiguring:
 
     def _memory(self, candidate: Candidate, size_bytes: int) -> tuple[int | None, int | None]:
         """Return RAM and flash on the target: of a microcontroller its arena, file and code, else peak and file."""
-        profile, spec = self._profile(candidate), next(iter(self.targets.values())).spec
+        profile, target = self._profile(candidate), next(iter(self.targets.values()))
         if profile is None:
             return None, size_bytes
-        if spec.microcontroller is None:
+        if target.spec.microcontroller is None:
             return peak_memory(profile, candidate.precision, lifetimes="planner").total_bytes, size_bytes
         try:
-            memory = mcu_memory(profile, core=spec, precision="int8" if candidate.precision == "int8" else "fp32")
+            precision: Literal["int8", "fp32"] = "int8" if candidate.precision == "int8" else "fp32"
+            file = next(candidate_folder(self.root, candidate).glob("*.tflite"), None)
+            memory = mcu_memory(file or profile, core=target.spec, kernels=kernels_on(target), precision=precision)
         except EdgeOptError:
             return None, None
         return memory.arena_bytes, memory.flash_bytes
@@ -295,6 +307,26 @@ class TargetFiguring:
         width, _ = ratio_width(variants[0], variants[1])
         return SpeedupRatio(ratio, ratio * math.exp(-width), ratio * math.exp(width))
 
+    def explanation(self, result: SweepResult) -> Explanation | None:
+        """Return why the winner is not faster there, and what would be; None where it is not predicted."""
+        if result.best is None:
+            return None
+        factor, sides = self._anchors[0], []
+        for candidate in (self.reference, result.trial(result.best).candidate):
+            profile, target = self._profile(candidate), self._target(candidate)
+            if profile is None or target is None:
+                return None
+            if target.platform is not None:
+                # Times measured there move the predictions of layers as they move those of variants.
+                costs = target.platform.costs
+                platform = replace(target.platform, costs=replace(costs, mean=costs.mean + math.log(factor)))
+                target = replace(target, platform=platform)
+            variant = ModelVariant(profile, precision=candidate.precision)
+            sides.append(variant.on_target(target, threads=self.config.target_threads))
+        if any(side.predicted is None or side.predicted.prediction.seconds is None for side in sides):
+            return None
+        return explain(*sides)
+
     def whole_speedup(self, result: SweepResult) -> Speedup | None:
         """Return the winner's predicted speedup over the baseline, and the parts of precision and pruning."""
         if result.best is None:
@@ -307,13 +339,15 @@ class TargetFiguring:
         in_precision = unpruned_steps(self.reference, winner)[1]
         known = {trial.candidate for trial in result.trials}
         is_split = in_precision in known and in_precision not in (self.reference, winner)
+        compared = [self.timed.get(it.key) for it in (self.reference, winner, *([in_precision] if is_split else ()))]
+        is_measured = all(it is not None and it.where != _TYPED for it in compared)
         return Speedup(
             whole=whole,
             runtime=None,
             precision=self.speedup(self.reference, in_precision) if is_split else None,
             pruning=self.speedup(in_precision, winner) if is_split else None,
             batch_size=self.config.deploy_batch,
-            clock="predicted",
+            clock="wall" if is_measured else "predicted",
             is_disturbed=False,
         )
 
@@ -329,7 +363,7 @@ def typed_times(config: RunConfig, candidates: Sequence[Candidate]) -> dict[str,
             raise InvalidInput(f"target_times names {name!r}, which is not a variant of this sweep; there are: {known}")
         seconds = milliseconds / 1e3
         # One typed number says nothing about its noise: two people who time one board are up to 9 % apart.
-        timed[own[0].key] = MeasuredThere(seconds, seconds / 1.05, seconds * 1.05, "typed in")
+        timed[own[0].key] = MeasuredThere(seconds, seconds / 1.05, seconds * 1.05, _TYPED)
     return timed
 
 

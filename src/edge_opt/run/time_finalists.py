@@ -27,6 +27,7 @@ from edge_opt.run.config import RunConfig
 from edge_opt.run.job import INPUTS, QUIET_WITHIN, PipelineJob, built_file, is_disturbed, proxy_source
 from edge_opt.run.model_and_data import load_inputs
 from edge_opt.runtimes.agreement import sized
+from edge_opt.search.builders import JobSpec
 from edge_opt.search.choose import factor, is_parent, not_worse, ranked_frontier, unpruned_steps
 from edge_opt.search.isolation import Isolation, Limits, Outcome, pickle_job
 from edge_opt.search.locks import measurement_lock
@@ -131,8 +132,17 @@ def merged(sessions: Sequence[Session]) -> Session:
         any(session.is_contended for session in used),
         is_disturbed,
         tuple(dict.fromkeys(remark for session in used for remark in session.lost)),
-        tuple(dict.fromkeys(remark for session in used for remark in session.remarks))[:1] if is_disturbed else (),
+        (_cause(sessions, near),) if is_disturbed else (),
     )
+
+
+def _cause(sessions: Sequence[Session], near: int) -> str:
+    """Return why processes do not agree: what they saw of other programs, else what changes the speed of a core."""
+    seen = next((remark for session in sessions if session.is_contended for remark in session.remarks), None)
+    why = (
+        seen or "no other program was seen, so the clock of the cores changed: heat, power saving or a virtual machine"
+    )
+    return f"only {near} of {len(sessions)} processes ran within {_NEAR - 1:.0%} of the fastest; {why}"
 
 
 def select_finalists(result: SweepResult) -> tuple[Candidate, ...]:
@@ -224,7 +234,9 @@ class FinalistsJob:
             return
         splits, model = job.source.splits(), job.source.build()
         with tempfile.TemporaryDirectory() as aside:
-            converted = job.convert(candidate, model, splits, job.source.call(splits, model), Path(aside))
+            call = job.source.call(splits, model)
+            exported = job.exported(candidate, model, call, rounds=False)
+            converted = job.convert(candidate, model, splits, call, Path(aside), exported=exported)
             with open_runner(converted, threads=job.config.used_threads) as runner:
                 yield runner
 
@@ -264,7 +276,8 @@ class FinalistTimer:
 
     def _sessions(self, entries: Sequence[Entry], inputs: Path, isolation: Isolation) -> list[Session]:
         """Return what several processes measured, one after the other."""
-        job, sessions, config = pickle_job(FinalistsJob(self.job)), list[Session](), self.job.config
+        sessions, config = list[Session](), self.job.config
+        spec = JobSpec(pickle_job(FinalistsJob(self.job)), Limits(config.memory_limit_bytes))
         wanted, folder = _processes(config), self.folder.absolute() / "candidates"
         begun = time.monotonic()
         while by_speed(sessions)[1] < wanted and len(sessions) < wanted + _MORE_PROCESSES:
@@ -276,8 +289,7 @@ class FinalistTimer:
             with measurement_lock(lambda holder: self.on_event(Notice(f"waiting to measure: {holder}"))):
                 if sessions and sessions[-1].is_contended:
                     wait_for_quiet(QUIET_WITHIN * _time_per_process(config))
-                limits = Limits(config.memory_limit_bytes)
-                outcome = isolation.run(job, "compare", (entries, inputs), folder, limits)
+                outcome = spec.run(isolation, "compare", (entries, inputs), folder)
             if outcome.failure is not None:
                 self.on_event(Notice(f"finalists could not be compared: {outcome.reason}"))
                 break

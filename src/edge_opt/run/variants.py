@@ -25,24 +25,24 @@ from edge_opt.data import Splits
 from edge_opt.errors import MeasurementFailed
 from edge_opt.pruning.recipe import SPEC_FILE, fingerprint, read_spec, save_cut
 from edge_opt.records.compression import PruneSpec
-from edge_opt.records.sweeps import SHARES, Candidate
+from edge_opt.records.sweeps import MADE_WORSE, SHARES, Candidate
 from edge_opt.run.config import RunConfig
 from edge_opt.run.model_and_data import ModelAndData, ScoreSummary
+from edge_opt.run.run_summary import pruning_target, used_rounding
 from edge_opt.search.locks import exclusive
 from edge_opt.tasks.batches import Task
 from edge_opt.tasks.paired_scores import Score
 
 FACTS = "facts.json"
-# Ratios that `auto` chooses are trained for this multiple of the configured epochs if accuracy is still missing after a
-# third of that. The first epochs recover most: 3 of 12 were as accurate as 12 on a ResNet, and 2 were not on a
-# MobileNetV2 (1.4 points less).
-LONGEST = 4
+# Ratios that `auto` chooses are trained for the configured epochs again while accuracy is missing and training gains,
+# up to this multiple of them. The first epochs recover most: 4 of 12 were as accurate as 12 on a ResNet.
+LONGEST = 3
 # Drop of a metric between 0 and 1 after training, of others the share of their value, that counts as missing.
 MISSING = 0.005
 # Drop of int8 below its own float model from which on it is trained with int8 rounding.
 INT8_LOSS = 0.005
 # Drop on training data, below the 95 % interval of what it was, from which on fine-tuning has made a variant worse.
-MADE_WORSE = 0.01
+WORSE_BY = 0.01
 # Training samples that are scored before and after fine-tuning, and validation samples before training.
 FEW = 1000
 
@@ -70,16 +70,6 @@ def trains_longer(config: RunConfig) -> bool:
     return config.pruning_levels == "auto" and not config.fair
 
 
-def first_epochs(config: RunConfig) -> int:
-    """Return the epochs after which it is decided whether training goes on; all of them where it does not.
-
-    >>> first_epochs(RunConfig(fine_tune_epochs=3)), first_epochs(RunConfig(fine_tune_epochs=3, fair=True))
-    (4, 3)
-    """
-    epochs = config.fine_tune_epochs
-    return -(-LONGEST * epochs // 3) if trains_longer(config) else epochs
-
-
 def variant_key(candidate: Candidate, config: RunConfig, rounds: bool) -> str:
     """Return a key that is the same for candidates that are pruned and trained alike.
 
@@ -87,7 +77,7 @@ def variant_key(candidate: Candidate, config: RunConfig, rounds: bool) -> str:
     """
     # The model as it is depends on none of these.
     is_changed = candidate.is_pruned or rounds or config.fair
-    settings = [config.round_to, config.fine_tune_epochs, trains_longer(config), rounds] if is_changed else []
+    settings = [used_rounding(config), config.fine_tune_epochs, trains_longer(config), rounds] if is_changed else []
     content = json.dumps([candidate.pruning, sorted(candidate.layer_pruning), *settings])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -164,6 +154,7 @@ def _prune(
         layers=dict(candidate.layer_pruning),
         importance=config.importance,
         round_to=config.round_to,
+        target=pruning_target(config),
         loader=list(source.task().batches(original, splits.calibration)),
         seed=config.seed,
     )
@@ -229,33 +220,31 @@ class _Training:
         """Return the trained model; the given one where training made it worse on its own data."""
         config, task, few = self.source.config, self.source.task(), first_batches(self.splits.train)
         before = _known_score(task, model, few)
-        epochs = first_epochs(config)
-        tuned = self._tuned(model, epochs, config.seed)
+        tuned = self._tuned(model, config.seed)
         after = _known_score(task, tuned, few)
         if before is not None and after is not None:
             name, (low, high) = task.metric.name, before.interval
-            margin = MADE_WORSE * scale_of(name, before.value)
+            margin = WORSE_BY * scale_of(name, before.value)
             is_higher_better = task.metric.direction == "higher"
             if after.value < low - margin if is_higher_better else after.value > high + margin:
                 what = f"{name} on training data went from {before.value:.4g} to {after.value:.4g}"
-                return Variant(model, None, (f"fine-tuning made it worse: check the loss; {what}, so it is left out",))
-        score = self._score(task, tuned)
-        if self._is_missing(score):
-            more = LONGEST * config.fine_tune_epochs - epochs
-            longer = self._tuned(tuned, more, config.seed + 1)
+                return Variant(model, None, (f"{MADE_WORSE}; {what}, so it is left out",))
+        score, rounds = self._score(task, tuned), 1
+        while self._is_missing(score) and rounds < LONGEST:
+            longer = self._tuned(tuned, config.seed + rounds)
             longer_score = self._score(task, longer)
             assert self.baseline is not None and score is not None and longer_score is not None
-            epochs += more
-            if (longer_score < score) == (self.baseline.direction == "lower"):
-                tuned, score = longer, longer_score
-        return Variant(tuned, None, (), score, epochs)
+            if (longer_score < score) != (self.baseline.direction == "lower"):
+                break
+            tuned, score, rounds = longer, longer_score, rounds + 1
+        return Variant(tuned, None, (), score, rounds * config.fine_tune_epochs)
 
-    def _tuned(self, model: nn.Module, epochs: int, seed: int) -> nn.Module:
+    def _tuned(self, model: nn.Module, seed: int) -> nn.Module:
         config = self.source.config
         tuned = finetune(
             model.to(config.device),
             self.splits.train,
-            epochs=epochs,
+            epochs=config.fine_tune_epochs,
             learning_rate=config.learning_rate,
             teacher=self.original.to(config.device) if config.distillation else None,
             seed=seed,

@@ -112,6 +112,7 @@ class ExecuTorch(Runtime):
     requires = ("executorch", "torchao")
     precisions = FP32_AND_INT8
     may_fix_batch = True
+    kernels = "XNNPACK"
 
     def build(self, request: ConversionRequest) -> BuiltModel:
         """Write a .pte file. static: ranges from calibration; dynamic: of each input to a linear layer."""

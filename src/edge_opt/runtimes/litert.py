@@ -150,6 +150,7 @@ class LiteRt(Runtime):
     requires = ("litert_torch", "ai_edge_litert", "ai_edge_quantizer")
     precisions = FP32_AND_INT8
     may_fix_batch = True
+    kernels = "XNNPACK"
 
     def build(self, request: ConversionRequest) -> BuiltModel:
         """Write a .tflite file; int8 by the recipe of the scheme."""

@@ -156,6 +156,7 @@ class Runtime(Protocol):
         runs_onnx: Whether its files are ONNX files, so that one export serves several runtimes.
         runs_modules: Whether it runs torch modules, and its files hold weights only.
         may_fix_batch: Whether its files may take one batch size only, which should then be the deployed one.
+        kernels: The library that computes, where runtimes share one; "" where not.
         keeps_float: Whether single layers can be kept in float.
         int8_scheme: How int8 is made unless asked; "auto" goes by what the model is made of.
     """
@@ -171,6 +172,7 @@ class Runtime(Protocol):
     runs_onnx: bool = False
     runs_modules: bool = False
     may_fix_batch: bool = False
+    kernels: str = ""
     keeps_float: bool = False
     int8_scheme: str = "auto"
 

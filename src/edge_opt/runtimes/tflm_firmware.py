@@ -7,12 +7,12 @@ import os
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from edge_opt._support.files import write_whole
-from edge_opt.boards.mcu_memory import mcu_memory
+from edge_opt.boards.mcu_memory import find_core, mcu_memory
 from edge_opt.errors import InvalidInput, translated
 from edge_opt.model_files.tflm_kernels import Kernels
 from edge_opt.records.microcontrollers import McuMemory
@@ -28,6 +28,9 @@ _METHODS = {
 _SAMPLES = 4
 
 _MAIN = """// Runs the model once on zeros. Fill the input and read the output where marked.
+#include <cstddef>
+#include <cstdint>
+
 #include "arena_size.h"
 #include "model_data.h"
 #include "op_resolver.h"
@@ -56,7 +59,7 @@ def write_firmware(
     output: str | os.PathLike[str],
     *,
     core: str = "cortex-m4",
-    kernels: Kernels = "reference",
+    kernels: Kernels | Literal["auto"] = "reference",
     margin: float = ARENA_MARGIN,
 ) -> list[Path]:
     """Write what a firmware project needs to run a `.tflite` file with TFLM, and return the files.
@@ -69,11 +72,13 @@ def write_firmware(
         model: The file.
         output: The folder; it is made if it is not there.
         core: Core or board, as in `mcu_memory`.
-        kernels: Kernels of the build, as in `mcu_memory`.
+        kernels: Kernels of the build, as in `mcu_memory`; "auto": CMSIS-NN on an Arm core, else TFLM's own.
         margin: Share of the arena that is added to the constant; 0: the smallest arena that works.
     """
     if not 0 <= margin <= 1:
         raise InvalidInput(f"margin is {margin}; it is a share of the arena from 0 to 1, such as 0.05")
+    if kernels == "auto":
+        kernels = "cmsis-nn" if find_core(core)[2].is_arm else "reference"
     memory = mcu_memory(model, core=core, kernels=kernels)
     data, folder = Path(model).read_bytes(), Path(output)
     contents: dict[str, str | bytes] = {

@@ -42,8 +42,8 @@ class JobSpec:
 
     job: bytes = field("The pickled job.")
     limits: Limits = field("Time and memory of one phase.")
-    retries: int = field("How often a phase is run again after its process crashed.")
-    preload: tuple[str, ...] = field("Modules that processes start with.")
+    retries: int = field("How often a phase is run again after its process crashed.", default=1)
+    preload: tuple[str, ...] = field("Modules that processes start with.", default=())
 
     @property
     def retries_if_killed(self) -> int:

@@ -24,7 +24,7 @@ from typing import IO, Any, Literal, Protocol, cast
 from edge_opt import units
 from edge_opt._support.extras import import_optional
 from edge_opt._support.progress import report_progress
-from edge_opt.errors import EdgeOptError, InvalidInput, NotSaved
+from edge_opt.errors import EdgeOptError, InvalidInput, NotSaved, first_line
 from edge_opt.records.fields import field, record
 from edge_opt.records.sweeps import Candidate, Failure, TrialMetrics
 from edge_opt.search.fork_server import PROGRESS_FILE, WHERE_ARE_YOU, end_group
@@ -341,6 +341,18 @@ class _TimeIsUp(BaseException):
 
 @contextlib.contextmanager
 def limit_user_code(seconds: float | None, what: str) -> Iterator[None]:
+    """Interrupt code of the user that takes longer than the limit, and refuse what it raises in one sentence."""
+    try:
+        with _time_limit(seconds, what):
+            yield
+    except EdgeOptError:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"{what} raised {first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float | None, what: str) -> Iterator[None]:
     """Interrupt code of the user that runs in this process and takes longer than the limit.
 
     A signal reaches Python code, sleeps and locks, not a loop inside compiled code; and the main thread only, so

@@ -183,14 +183,19 @@ def _machine_file(name: str) -> TextIO:
 
 
 def run_folder() -> Path:
-    """Return the folder of this user's locks, private to the user: in the system's run directory, else in temp."""
+    """Return the folder of this user's locks, private to the user: in the system's run directory, else at home."""
     user = os.getuid()
     runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
     # Without a login, as under cron, the variable is not set, and the directory is there all the same.
     for root in (Path(runtime_dir) if runtime_dir else None, Path(f"/run/user/{user}")):
         if root is not None and _is_private(root):
             return _create_private(root / "edge-opt")
-    return _create_private(Path(tempfile.gettempdir()) / f"edge-opt-{user}")
+    # In a shared temporary directory another user could take a name that we need. Homes may be shared by machines.
+    with contextlib.suppress(OSError, RuntimeError):
+        folder = Path.home() / ".cache" / "edge-opt" / f"run-{socket.gethostname()}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _create_private(folder)
+    return _create_private(Path(tempfile.gettempdir()) / f"edge-opt-{user}")  # an account without a home
 
 
 def _create_private(folder: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 from edge_opt._support.extras import import_optional
 from edge_opt.errors import InvalidInput, ModelNotFound
 from edge_opt.records.serving import PartName, StoredType, WeightFileSummary
+from edge_opt.serving.model_source import rope_scaling, text_config
 from edge_opt.serving.token_trace import LayerState, StepTrace, TracedLanguageModel, WeightUse
 from edge_opt.serving.weight_files import StoredTensor, WeightFile
 from edge_opt.serving.weight_formats import (
@@ -291,6 +292,9 @@ def with_file_tensors(model: TracedLanguageModel, file: WeightFile) -> TracedLan
             )
             if parameter is not None:
                 renamed[item.name] = parameter.name
+    if not renamed:
+        problem = f"none of the {len(tensors)} tensors in {str(file.path)!r} is of the model in its config.json"
+        raise ModelNotFound(f"{problem}; put the model's own config.json beside its files")
     unknown = [item for item in tensors if item.name not in renamed and not _OUTSIDE_TEXT.search(item.name)]
     remarks = [*model.remarks, "every size is the files' own"]
     size = sum(item.stored_bytes or 0 for item in unknown)
@@ -300,7 +304,6 @@ def with_file_tensors(model: TracedLanguageModel, file: WeightFile) -> TracedLan
     return replace(
         model,
         tensors=tuple(tensors),
-        is_tied=model.is_tied,
         decode=replace(model.decode, uses=_renamed(model.decode.uses, renamed) | whole),
         prefill=replace(model.prefill, uses=_renamed(model.prefill.uses, renamed) | whole),
         remarks=tuple(remarks),
@@ -381,14 +384,18 @@ def file_summary(file: WeightFile, config: Any = None) -> WeightFileSummary:
     """Return what a report says of the file."""
     metadata = file.metadata
     architecture = metadata.get("general.architecture") or getattr(config, "model_type", "")
+    config = config and text_config(config)
+    vocabularies = (file.path / name for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+    vocabulary = next((path for path in vocabularies if file.kind == "safetensors" and path.is_file()), None)
 
     def value(key: str, *fields: str) -> Any:
         known = metadata.get(f"{architecture}.{key}")
         known = max(known, default=None) if isinstance(known, list) else known
         return next((item for item in (known, *(getattr(config, name, None) for name in fields)) if item), None)
 
-    rope = value("rope.freq_base")
-    scaling = metadata.get(f"{architecture}.rope.scaling.type")
+    parameters = getattr(config, "rope_parameters", None) or {}  # of Gemma 3 by type of layer
+    rope = value("rope.freq_base", "rope_theta") or parameters.get("full_attention", parameters).get("rope_theta")
+    scaling = metadata.get(f"{architecture}.rope.scaling.type") or (config and rope_scaling(config))
     experts = value("expert_count", "num_experts", "num_local_experts", "n_routed_experts")
     used = value("expert_used_count", "num_experts_per_tok", "num_experts_per_token")
     window = value("attention.sliding_window", "sliding_window")
@@ -407,5 +414,5 @@ def file_summary(file: WeightFile, config: Any = None) -> WeightFileSummary:
         rope_base=float(rope) if isinstance(rope, (int, float)) else None,
         rope_scaling=str(scaling or ""),
         tokens=file.tokens or (value("vocab_size", "vocab_size") or None),
-        tokenizer_bytes=file.tokenizer_bytes,
+        tokenizer_bytes=file.tokenizer_bytes if vocabulary is None else vocabulary.stat().st_size,
     )

@@ -205,8 +205,7 @@ class _Request:
         """Return context and prompt for a model; refuse more positions than its maximum."""
         context = self.context or min(CONTEXT, limit or CONTEXT)
         if limit is not None and context > limit:
-            maximum = f"{name} was made for {limit} positions ({scaling})"
-            raise InvalidInput(f"context is {context}, and {maximum}; ask for at most {limit}")
+            raise InvalidInput(f"context is {context}, and the maximum of {name} is {limit} ({scaling}); ask for less")
         prompt = self.prompt or min(PROMPT, context)
         if prompt > context:
             raise InvalidInput(f"prompt is {prompt} tokens and context {context}; the context holds the prompt as well")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +21,13 @@ from edge_opt.records.serving import (
 )
 from edge_opt.serving.token_rates import (
     DELTA_PASSES,
+    EXPERT_POWER,
+    EXPERT_ROWS,
+    MLX_PREFILL_SPREAD,
     PREFILL_SPREAD,
     PREFILL_UNKNOWN_SPREAD,
     UNPACK_OPERATIONS,
+    VECTOR_ROWS,
     GpuFamily,
     ProductRate,
     ReadRate,
@@ -33,15 +37,16 @@ from edge_opt.serving.token_rates import (
     read_rate,
     row_rate,
     unpack_rate,
+    vector_rate,
 )
 from edge_opt.serving.token_trace import StepTrace, TracedLanguageModel
 from edge_opt.serving.weight_formats import WeightFormat, WeightTensor, cache_bytes_per_value, tensor_bytes, tensor_type
 
 # llama.cpp reads a prompt in pieces of this many tokens, so its tensors are no larger than for one of them.
 PIECE = 512
-# Resident bytes beside tensors: the smallest models on an Apple M1 hold this much more than their tensors (llama.cpp,
-# 2026; github.com/enescingoz/mac-llm-bench).
-RUNTIME_BYTES = {"llama.cpp": 32 << 20}
+# Bytes beside tensors: the smallest models on an Apple M1 hold this much more with llama.cpp, and MLX's peak memory is
+# this much more on three Macs, from 0.6B to 32B (2026; github.com/enescingoz/mac-llm-bench).
+RUNTIME_BYTES = {"llama.cpp": 32 << 20, "mlx": 400 << 20}
 PARTS: tuple[PartName, ...] = ("attention", "mlp", "experts", "head", "embedding", "kv", "other")
 # Up to so many rows a product is bound by its weights, and more sequences add what they compute.
 FEW_ROWS = 64
@@ -110,16 +115,14 @@ class Serving:
         parts["kv"] = self.state_bytes(context, self.batch) + self.batch * self.constant_bytes * (passes - 1)
         return parts
 
-    def slow_weights(self) -> tuple[float, float]:
-        """Return the bytes of weights that are slow to unpack in a decoding step, and the operations this takes."""
-        nbytes = operations = 0.0
+    def slow_weights(self) -> Iterator[tuple[float, float]]:
+        """Yield the bytes of each tensor that a decoding step unpacks, and the operations this takes."""
         for tensor in self.model.tensors:
-            use = self.model.decode.uses.get(tensor.name)
-            each = UNPACK_OPERATIONS.get(tensor_type(tensor, self.form, self.model.is_tied).name, 0.0)
-            if use is not None and use.is_whole and each:
-                nbytes += self.tensor_bytes(tensor)
-                operations += each * tensor.params
-        return nbytes, operations
+            each = UNPACK_OPERATIONS.get(tensor_type(tensor, self.form, self.model.is_tied).name)
+            if each is not None:
+                moved = self.tensor_streams(tensor, self.model.decode, self.batch)
+                streamed = sum(size for part, size in moved if part != "embedding")
+                yield streamed, each * tensor.params * streamed / max(self.tensor_bytes(tensor), 1)
 
     def step_flops(self, context: int) -> dict[PartName, int]:
         """Return the operations of a decoding step, by part; scores grow with the positions in the cache."""
@@ -235,6 +238,7 @@ class Speed:
     matrix_rate: ProductRate | None = None
     row_rate: ProductRate | None = None
     unpack_per_s: float | None = None
+    vector_per_s: float | None = None
     runtime: str = ""
     has_flash: bool = True
 
@@ -242,11 +246,12 @@ class Speed:
     def family(self) -> GpuFamily | None:
         return None if self.spec is None else gpu_family(self.spec, self.engine)
 
-    def unpacking_s(self, nbytes: float, operations: float) -> float:
+    def unpacking_s(self, weights: Iterable[tuple[float, float]]) -> float:
         """Return the seconds that unpacking takes beyond those of streaming the same weights."""
         if self.unpack_per_s is None or self.rate is None:
             return 0.0
-        return max(0.0, operations / self.unpack_per_s - nbytes / self.rate.bytes_per_s)
+        rate, unpacked = self.rate.bytes_per_s, self.unpack_per_s
+        return sum(max(0.0, operations / unpacked - nbytes / rate) for nbytes, operations in weights)
 
     def cache_share(self) -> float:
         """Return the part of the rate of weights at which the cache is read."""
@@ -282,7 +287,10 @@ class Speed:
         if self.family is not None and 1 < rows <= FEW_ROWS:
             # Kernels for few rows hide only the first of them behind memory.
             busy = max(busy, moving + unpacking_s + computing * (rows - 1) / rows)
-        return busy + overhead, max(spent, key=lambda bound: spent[bound])
+        if self.vector_per_s is not None and 1 < rows <= VECTOR_ROWS:
+            busy = max(busy, flops / self.vector_per_s)
+        seconds = max(busy, overhead) if self.runtime == "torch" and self.family else busy + overhead
+        return seconds, max(spent, key=lambda bound: spent[bound])
 
 
 def speed_of(
@@ -303,10 +311,11 @@ def speed_of(
         # Threads wait for each other, so that slow cores beside fast ones only hold a step up.
         used = threads or (cores if spec.fast_cores is None else int(spec.fast_cores.value))
         part = share_of_peak(spec, min(used, cores), cores) if used and cores else 1.0
-    rates = matrix_rate(spec, form, wanted), row_rate(spec, form, wanted)
+    rates = matrix_rate(spec, form, wanted, runtime), row_rate(spec, form, wanted)
     matrix, row = (rate and rate._replace(flops_per_s=rate.flops_per_s * part) for rate in rates)
     streamed = read_rate(spec, wanted, runtime, form.bits)
-    return Speed(spec, wanted, used, streamed, matrix, row, unpack_rate(spec, wanted), runtime, has_flash)
+    unpacked, few = unpack_rate(spec, wanted), vector_rate(spec, form, wanted)
+    return Speed(spec, wanted, used, streamed, matrix, row, unpacked, few, runtime, has_flash)
 
 
 def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
@@ -314,7 +323,7 @@ def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
     parts = serving.step_bytes(context)
     nbytes, cache_bytes = sum(parts.values()), parts["kv"]
     flops = sum(serving.step_flops(context).values())
-    unpacking_s = speed.unpacking_s(*serving.slow_weights())
+    unpacking_s = speed.unpacking_s(serving.slow_weights())
     seconds, bound = speed.step(nbytes, flops, serving.model.decode, serving.batch, unpacking_s, cache_bytes)
     rate = None if seconds is None else serving.batch / seconds
     below, above = (speed.rate.spread, speed.rate.above) if speed.rate else (1.0, 1.0)
@@ -335,8 +344,11 @@ def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
 
 def prefill_spread(speed: Speed) -> float:
     """Return the factor that nine in ten published prompts meet; wider for GPUs and programs without rows."""
-    is_known = speed.engine == "cpu" or (speed.family is not None and speed.runtime in ("llama.cpp", "mlx"))
-    return PREFILL_SPREAD if is_known else PREFILL_UNKNOWN_SPREAD
+    if speed.runtime == "mlx":
+        return MLX_PREFILL_SPREAD
+    if speed.family is not None and speed.runtime == "llama.cpp":
+        return speed.family.prefill_spread
+    return PREFILL_SPREAD if speed.engine == "cpu" else PREFILL_UNKNOWN_SPREAD
 
 
 def prefill_cost(serving: Serving, speed: Speed) -> PrefillCost:
@@ -345,7 +357,8 @@ def prefill_cost(serving: Serving, speed: Speed) -> PrefillCost:
     flops = 2 * sum(step.macs.values())
     nbytes = sum(serving.streamed(step, step.tokens).values()) + serving.state_bytes(serving.prompt, serving.batch)
     rows = max(step.tokens, FEW_ROWS + 1)
-    seconds, bound = speed.step(nbytes, flops, step, rows) if speed.matrix_rate is not None else (None, "unknown")
+    spent = flops if speed.family is None else flops + _lost_to_experts(step)
+    seconds, bound = speed.step(nbytes, spent, step, rows) if speed.matrix_rate is not None else (None, "unknown")
     spread = prefill_spread(speed)
     return PrefillCost(
         tokens=serving.prompt,
@@ -357,6 +370,13 @@ def prefill_cost(serving: Serving, speed: Speed) -> PrefillCost:
         tokens_per_s=None if seconds is None else serving.batch * serving.prompt / seconds,
         bound=bound,  # type: ignore[arg-type]
     )
+
+
+def _lost_to_experts(step: StepTrace) -> float:
+    """Return the operations that a GPU could have done while it multiplies the few rows of each expert."""
+    rows = max((use.met / use.experts for use in step.uses.values() if use.experts), default=EXPERT_ROWS)
+    slower = (EXPERT_ROWS / max(rows, 1.0)) ** EXPERT_POWER if rows < EXPERT_ROWS else 1.0
+    return 2 * step.macs.get("experts", 0) * (slower - 1)
 
 
 def serving_parts(serving: Serving) -> tuple[ServingPart, ...]:

@@ -43,7 +43,7 @@ class GpuFamily:
     A step takes its bytes over `share` of the data sheet's bandwidth and `overhead_s` for each operator; nine in ten
     rows lie from a `below`-th to `above` times that. The cache is read at `cache_share` of the rate of weights with
     flash attention and at `plain_share` without. Products of many rows reach `products` of the peak at `precision`,
-    for quantized and for 16-bit weights.
+    for quantized weights, for 16-bit ones, and with MLX; nine in ten prompts lie within `prefill_spread`.
     """
 
     name: str
@@ -55,27 +55,33 @@ class GpuFamily:
     cache_share: float
     plain_share: float
     precision: str
-    products: tuple[float, float]
+    products: tuple[float, ...]
+    prefill_spread: float
 
 
-# `python benchmarks/llm_rates.py` fits share and overhead and prints what rows and devices left out say of them.
+# `python benchmarks/llm_rates.py` prints what rows and devices left out say of these; docs/evidence/language_models.md.
+# A 16-core neural unit in each core of an M5 multiplies for MLX. AMD: Vulkan launches operators at 1.1 µs, ROCm at 2.5
+# (github.com/ggml-org/llama.cpp/issues/26663), so that small models differ by half between them.
 GPU_FAMILIES = (
-    GpuFamily("Apple", r"Apple M\d", 0.88, 4.2e-6, 1.35, 1.25, 0.4, 0.15, "fp32", (0.57, 0.64)),
-    GpuFamily("NVIDIA data-center", r"NVIDIA (A100|H100|H200)", 0.73, 3.9e-6, 1.25, 1.35, 1.0, 0.4, "fp16",
-              (0.25, 0.25)),
-    GpuFamily("NVIDIA Ampere and Turing", r"NVIDIA (GeForce RTX [23]0|RTX A\d|A10|A40)", 0.90, 2.2e-6, 1.2, 1.3,
-              1.0, 0.4, "fp32", (1.55, 1.6)),
-    GpuFamily("NVIDIA Ada and Blackwell", r"NVIDIA (GeForce RTX [45]0|RTX|L4|DGX|Jetson AGX Thor)", 0.90, 1.4e-6, 1.2,
-              1.3, 1.0, 0.4, "fp32", (1.5, 1.6)),
-    GpuFamily("AMD Radeon", r"AMD (Radeon|Ryzen)", 0.90, 3.3e-6, 1.3, 1.35, 0.6, 0.3, "fp16", (0.43, 0.43)),
-    GpuFamily("Intel Arc", r"Intel Arc", 0.90, 4.3e-6, 1.6, 1.4, 0.6, 0.3, "fp16", (0.3, 0.3)),
+    GpuFamily("Apple M5", r"Apple M5", 0.89, 3.2e-6, 1.3, 1.25, 0.7, 0.15, "fp32", (0.9, 0.9, 1.25), 1.4),
+    GpuFamily("Apple", r"Apple M\d", 0.89, 3.2e-6, 1.22, 1.2, 0.7, 0.15, "fp32", (0.6, 0.64, 0.4), 1.25),
+    GpuFamily("NVIDIA A100", r"NVIDIA A100", 0.72, 3.8e-6, 1.25, 1.35, 1.0, 0.4, "fp16", (0.25, 0.25), 1.4),
+    GpuFamily("NVIDIA H100", r"NVIDIA (H100|H200)", 0.72, 3.8e-6, 1.25, 1.35, 1.0, 0.4, "fp16", (0.15, 0.15), 1.4),
+    GpuFamily("NVIDIA Ampere and Turing", r"NVIDIA (GeForce RTX [23]0|RTX A\d|A10|A40)", 0.85, 1.6e-6, 1.2, 1.3,
+              1.0, 0.4, "fp32", (1.55, 1.6), 1.3),
+    GpuFamily("NVIDIA Ada and Blackwell", r"NVIDIA (GeForce RTX [45]0|RTX|L4|DGX|Jetson AGX Thor)", 0.85, 1.35e-6, 1.2,
+              1.3, 1.0, 0.4, "fp32", (1.4, 1.4), 1.45),
+    GpuFamily("AMD integrated", r"AMD (Ryzen|Radeon \d+M)", 0.85, 1.8e-6, 1.4, 1.5, 0.6, 0.3, "fp16", (0.21, 0.21),
+              1.7),
+    GpuFamily("AMD Radeon", r"AMD Radeon", 0.85, 1.8e-6, 1.4, 1.5, 0.6, 0.3, "fp16", (0.43, 0.43), 1.7),
+    GpuFamily("Intel Arc", r"Intel Arc", 0.90, 4.3e-6, 1.6, 1.4, 0.6, 0.3, "fp16", (0.8, 0.8), 1.8),
 )  # fmt: skip
 # Other programs on a GPU: their overhead per operator, their share of the bandwidth, and the factor of their intervals.
-# vLLM replays CUDA graphs, torch launches operators one by one from Python; MLX has rows of three Macs. The others have
-# no rows here, so their intervals are wide.
-RUNTIME_OVERHEAD_S = {"mlx": 1.5e-6, "vllm": 0.8e-6, "torch": 10e-6}
-RUNTIME_SHARE = {"mlx": 0.85}
-RUNTIME_SPREAD = {"mlx": 1.35, "vllm": 1.5, "torch": 1.7}
+# MLX has rows of four Macs. Qwen2.5 of 0.5B to 14B on an A100 (QwenLM/Qwen2.5, docs, speed_benchmark.rst, 2024): vLLM
+# 0.6.3; torch is launched from Python at 24 µs an operator, while the GPU works on the operators before.
+RUNTIME_OVERHEAD_S = {"mlx": 1.2e-6, "vllm": 3e-6, "torch": 24e-6}
+RUNTIME_SHARE = {"mlx": 0.85, "vllm": 0.8}
+RUNTIME_SPREAD = {"mlx": 1.42, "vllm": 1.4, "torch": 1.6}
 
 
 _OWN_MEMORY = re.compile(r"NVIDIA (GeForce|RTX|A\d|H\d|L4)|AMD Radeon RX|Intel Arc")
@@ -118,11 +124,16 @@ def overhead_s(
 ROW_SHARE = 0.19
 _DOT_PRODUCT = 4  # times the fp32 peak: what int8 reaches where there is such an instruction
 
-# Apple's GPUs have no dot products of int8 and unpack every weight to a float. For most formats this is hidden behind
-# memory; for those that llama.cpp takes where rows are no multiple of 256 it is not. fp32 operations per weight, from
-# Gemma-3-1B q4_k_m on an M2 Max, half of whose weights are Q5_0 for it: 151.3 tokens/s, where bytes alone would allow
-# 200.
-UNPACK_OPERATIONS: dict[str, float] = {"Q5_0": 73.0, "Q5_1": 73.0}
+# Apple's GPUs have no dot products of int8 and unpack every weight to a float. On chips with much bandwidth for their
+# cores this and not memory is the limit: an M2 Max of 30 cores reads Q4_K at 180 of 400 GB/s. fp32 operations per
+# weight, fitted to 86 rows of 14 Macs; those of Q5_0 to Gemma-3-1B, half of whose weights are in it.
+UNPACK_OPERATIONS: dict[str, float] = {
+    "Q5_0": 73.0, "Q5_1": 73.0, "Q4_0": 22.0, "Q4_1": 22.0, "mlx-4bit": 23.0,
+    **dict.fromkeys(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"), 28.0),
+}  # fmt: skip
+# With up to so many rows llama.cpp multiplies quantized weights on NVIDIA GPUs without their matrix units, at this part
+# of the fp32 peak: Llama-3-8B q4_0 on an RTX 3090, 4 to 8 rows (github.com/ggml-org/llama.cpp/pull/15802).
+VECTOR_ROWS, VECTOR_SHARE = 8, 0.27
 # llama.cpp makes the recurrence of a gated delta net of single operators that read and write the whole state: so many
 # passes explain Qwen3.5-4B and 9B on the same machine (48.4 and 30.2 tokens/s). A fused one has two.
 DELTA_PASSES = 14
@@ -137,10 +148,13 @@ MATRIX_SHARE = 0.5
 REPACKED_SHARE = 0.3
 UNPACKED_SHARE = 0.1
 REPACKED = ("q4_0", "iq4_nl")
-# Nine in ten published prompts lie within this factor where there are rows of the family or of such a CPU, and within
-# the other one elsewhere.
+# Nine in ten published prompts lie within this factor on CPUs, and within the others with MLX and elsewhere.
 PREFILL_SPREAD = 1.5
+MLX_PREFILL_SPREAD = 1.7
 PREFILL_UNKNOWN_SPREAD = 2.0
+# With fewer rows than this for each expert, products of experts slow down by this power of what is missing:
+# Qwen3-30B-A3B on an M2 Max reads 128 tokens at 517 and 512 at 735 per second (github.com/enescingoz/mac-llm-bench).
+EXPERT_ROWS, EXPERT_POWER = 256, 0.35
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +228,8 @@ def _family_rate(family: GpuFamily, bytes_per_s: float, reading: str, runtime: s
     rows = f"{reading}, as published runs on {family.name} GPUs reach"
     if runtime in RUNTIME_SPREAD:
         spread = RUNTIME_SPREAD[runtime]
-        why = (
-            "; few runs of MLX are known" if runtime == "mlx" else f"; no runs of {runtime} were fitted, so it is wide"
-        )
-        return ReadRate(bytes_per_s, rows + why, spread)
+        known = "four Macs" if runtime == "mlx" else "an A100 alone"
+        return ReadRate(bytes_per_s, f"{rows}; runs of {runtime} are known of {known}, so it is wide", spread)
     return ReadRate(bytes_per_s, rows, family.below, most_above=family.above)
 
 
@@ -240,7 +252,7 @@ def _from_copies(spec: DeviceSpec, engine: Engine) -> ReadRate:
     raise InvalidInput(f"the bandwidth of {spec.name} is unknown ({why}), and decoding is bound by it; {cure}")
 
 
-def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine) -> ProductRate | None:
+def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine, runtime: str = "") -> ProductRate | None:
     """Return the rate that products of many rows reach in a format; None where no peak is known.
 
     >>> from edge_opt.boards.catalog import device
@@ -256,7 +268,7 @@ def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine) -> Product
     family = gpu_family(spec, engine)
     known = None if family is None else spec.peak(engine, family.precision)
     if family is not None and known is not None:
-        share = family.products[0 if form.is_quantized else 1]
+        share = family.products[-1 if runtime == "mlx" else 0 if form.is_quantized else 1]
         return _share_of_peak(share, family.precision, known, f", as on {family.name} GPUs")
     for precision in ("fp32", "fp16", "bf16") if engine == "cpu" else ("fp16", "bf16", "fp32"):
         peak = spec.peak(engine, precision)
@@ -282,6 +294,12 @@ def unpack_rate(spec: DeviceSpec, engine: Engine) -> float | None:
     peak = spec.peak(engine, "fp32")
     is_metal = engine == "gpu" and spec.title.startswith("Apple")
     return peak.value if is_metal and peak is not None else None
+
+
+def vector_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine) -> float | None:
+    """Return the operations per second of quantized products with few rows; None where those of many rows count."""
+    peak = spec.peak(engine, "fp32")
+    return VECTOR_SHARE * peak.value if peak and form.is_quantized and spec.title.startswith("NVIDIA") else None
 
 
 def row_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine) -> ProductRate | None:

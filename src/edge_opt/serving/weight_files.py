@@ -15,10 +15,11 @@ from edge_opt._support.extras import import_optional
 from edge_opt._support.json import read_document
 from edge_opt.errors import ModelNotFound, first_line
 
-# Several times what published files have: Gemma's vocabulary takes 18 MB, DeepSeek-V3 has 91 000 tensors.
+# More than published files have: Gemma's vocabulary takes 18 MB, DeepSeek-V3 has 91 000 tensors in 163 files, and GGUF
+# files, which stack experts, have at most some thousands.
 _MOST_HEADER_BYTES = 128 << 20
 _MOST_JSON_BYTES = 32 << 20
-_MOST_TENSORS = 200_000
+_MOST_TENSORS = 20_000
 _MOST_FIELDS = 20_000
 _MOST_STRINGS = 2_000_000
 _MOST_SHARDS = 5_000
@@ -300,7 +301,10 @@ def _safetensors_header(path: Path) -> list[StoredTensor]:
         raise ModelNotFound(f"{problem}: its header of {length} bytes reaches beyond the file, or is too long")
     try:
         with safetensors.safe_open(path, framework="numpy") as opened:
-            slices = ((name, opened.get_slice(name)) for name in opened.keys())  # noqa: SIM118
+            names = opened.keys()
+            if len(names) > _MOST_TENSORS:
+                raise ValueError(f"its header describes {len(names)} tensors; at most {_MOST_TENSORS} are read")
+            slices = ((name, opened.get_slice(name)) for name in names)
             tensors = [_safetensor(name, item.get_shape(), item.get_dtype()) for name, item in slices]
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, OverflowError) as error:
         raise ModelNotFound(f"{problem}: {first_line(error)}; download it again") from error

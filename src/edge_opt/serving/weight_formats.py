@@ -289,9 +289,28 @@ def tensor_type(tensor: WeightTensor, form: WeightFormat, is_tied: bool = False)
             if _holds(condition, tensor):
                 kind = BLOCK_TYPES[name]
                 break
-        if tensor.experts == 8 and tensor.role in ("attn_v", "attn_k") and kind.name in _FALLBACK:
-            kind = BLOCK_TYPES["Q8_0"]  # llama.cpp's exception for Mixtral, whose attention is a small part
+        if form.small.name == "F32" and form.is_quantized:
+            kind = _exceptional(kind, tensor, form)
     return _fitting(kind, tensor.shape[-1])
+
+
+def _exceptional(kind: BlockType, tensor: WeightTensor, form: WeightFormat) -> BlockType:
+    """Return the type after llama.cpp's exceptions for models of 80 layers (70B), and of eight experts (Mixtral).
+
+    Their keys and values are small beside the rest, so that they are stored wider.
+    """
+    role = tensor.role
+    if role == "attn_v" and tensor.layers == 80 and kind.name in ("Q3_K", "Q4_K"):
+        return BLOCK_TYPES["Q5_K"]
+    if tensor.experts != 8:
+        return kind
+    if role in ("attn_v", "attn_k"):
+        return BLOCK_TYPES["Q4_K" if form.name.startswith(("iq1", "iq2")) else "Q8_0"]
+    if role == "attn_output":
+        is_wider = form.bits < 4.6 and form.name not in ("q2_k_s", "q3_k_l", "q4_0")
+        return BLOCK_TYPES["Q5_K"] if is_wider else form.base
+    is_wider = form.name == "iq3_m" and role == "ffn_down" and _holds("more_bits", tensor)
+    return BLOCK_TYPES["Q4_K"] if is_wider else kind
 
 
 def _fitting(kind: BlockType, row: int) -> BlockType:

@@ -21,7 +21,7 @@ from edge_opt.measuring.machine import needs_reduced_range
 from edge_opt.quantization.fake_quantization import rounding_layers
 from edge_opt.records.compression import EpochRecord, FineTuned
 from edge_opt.records.sweeps import MetricDirection
-from edge_opt.tasks.batches import Batch, Task, task_of
+from edge_opt.tasks.batches import Batch, Task, eval_mode, task_of
 from edge_opt.tasks.metrics import first_tensor
 
 Validate = Callable[[nn.Module], float]
@@ -98,6 +98,7 @@ def finetune(
             if lesson.is_better(history[-1].score, history[best].score):
                 best, best_state = epoch, copy.deepcopy(student.state_dict())
         student.load_state_dict(best_state)
+    _lay_out(student, torch.contiguous_format)
     for original, module in zip(model.modules(), student.modules(), strict=True):
         module.training = original.training
     return FineTuned(student, tuple(history), best)
@@ -155,7 +156,9 @@ class _CosineSchedule:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not parameters:
             raise InvalidInput("every parameter of the model is frozen; there is nothing to train")
-        self.optimizer = torch.optim.AdamW(parameters, lr=learning_rate)
+        # One call for all parameters: on small networks a loop over them takes a tenth of the time of a step.
+        is_fused = all(parameter.is_floating_point() for parameter in parameters)
+        self.optimizer = torch.optim.AdamW(parameters, lr=learning_rate, fused=is_fused)
         self.learning_rate, self.epochs, self.steps_per_epoch = learning_rate, epochs, steps
         self._steps = 0
 
@@ -183,6 +186,8 @@ def _epoch(
     total, steps = 0.0, 0
     with torch.enable_grad():
         for steps, batch in enumerate(lesson.task.batches(student, loader), start=1):
+            if epoch == steps == 1:
+                _use_fast_layout(student, batch)
             loss = lesson.loss(batch, student)
             value = float(loss.detach())
             if not math.isfinite(value):
@@ -196,6 +201,26 @@ def _epoch(
                 share = None if known is None else (epoch - 1 + steps / max(known, steps)) / schedule.epochs
                 report_progress(f"epoch {epoch} of {schedule.epochs}, loss {total / steps:.4f}", share)
     return total / steps, steps
+
+
+def _use_fast_layout(student: nn.Module, batch: Batch) -> None:
+    """Lay out convolutions with channels last: a step takes 0.5 to 0.8 of the time on a CPU.
+
+    Outputs of layers then have this layout as well, which code that calls `view` on them may refuse.
+    """
+    _lay_out(student, torch.channels_last)
+    try:
+        with eval_mode(student), torch.no_grad():
+            batch.answer(student)
+    except RuntimeError:
+        _lay_out(student, torch.contiguous_format)
+
+
+def _lay_out(model: nn.Module, layout: torch.memory_format) -> None:
+    """Give the weights of two-dimensional convolutions a memory layout, in place."""
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=layout)
 
 
 def _divergence(student: torch.Tensor, teacher: torch.Tensor, labels: Any, temperature: float) -> torch.Tensor:

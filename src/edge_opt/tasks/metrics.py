@@ -66,7 +66,7 @@ class QualityMetric:
     def _finite(self, value: Any) -> float:
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InvalidInput(f"metric {self.name} returns {str(value)[:60]!r}; it must return a number") from None
         if not math.isfinite(number):
             raise MeasurementFailed(f"{self.name} is {number} on these data; it has no meaning")

@@ -30,18 +30,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from edge_opt._support.unchanged import slot_names
 from edge_opt.errors import TraceFailed
 from edge_opt.trace.inputs import flat_leaves
 from edge_opt.trace.lifetimes import empty_meta_like
 from edge_opt.trace.module_calls import Frame, ModuleStack
+from edge_opt.trace.probes import FEW_VALUES as _FEW_VALUES
+from edge_opt.trace.probes import Probe
 
-# Values that models look at to decide what to do next are few; a loop over them is more.
-_FEW_VALUES = 8
 # One number with a fraction that a module reads is compared with something; several are computed with.
 _FEW_FLOATS = 1
 # A tensor that Python code makes from a list of numbers is not larger, or rarely so.
@@ -67,7 +67,11 @@ class NeedsData(BaseException):
 class OutsideWork:
     """What a trace knows about values that left the tape, and about tensors that came from elsewhere."""
 
-    def __init__(self, stack: ModuleStack, is_real: bool, own: list[torch.Tensor]) -> None:
+    def __init__(
+        self, stack: ModuleStack, is_real: bool, own: list[torch.Tensor], is_constant: Callable[[torch.Tensor], bool]
+    ) -> None:
+        self.is_constant = is_constant
+        self.probe = Probe()
         self.origins: list[tuple[Frame | None, str]] = []  # the module that met a result, and where it was computed
         self.has_real_inputs = is_real
         self.thread = get_ident()
@@ -80,6 +84,7 @@ class OutsideWork:
         self._values_read = 0
         self._floats_read: collections.Counter[Frame | None] = collections.Counter()
         self._unknown: list[tuple[torch.Tensor, Frame | None]] = []
+        self._python_made: Any = WeakTensorKeyDictionary()
         self._forks = len(_forks)
         self._others_s = _seconds_of_other_threads()
         _watch_the_process()
@@ -89,6 +94,9 @@ class OutsideWork:
             if (function := getattr(module, name, None)) is not None:
                 self._replaced.append((module, name, function))
                 setattr(module, name, _noticed(function, functools.partial(_meet_start, origin)))
+        for name in ("as_tensor", "asarray"):
+            self._replaced.append((torch, name, getattr(torch, name)))
+            setattr(torch, name, self._remembered(getattr(torch, name)))
         stack.in_other_thread = None if is_real else self.in_other_thread
 
     @property
@@ -104,6 +112,18 @@ class OutsideWork:
         self._floats_read[self._stack.current] += floats
         if self._floats_read[self._stack.current] > _FEW_FLOATS:
             self.add(origin)
+
+    def meet_values(self, values: torch.Tensor, origin: str) -> None:
+        """Note that NumPy, Python or C has seen values that depend on an input; `origin` is "" for a pickle."""
+        count = values.numel()
+        has_floats = origin and (values.is_floating_point() or values.is_complex())
+        self.read_values(count + _FEW_VALUES, count if has_floats else 0, origin)
+
+    def pass_on(self, values: torch.Tensor, is_constant: bool, origin: str) -> torch.Tensor:
+        """Return the values that NumPy or Python code gets to see: changed a little where this trace is a probe."""
+        if not is_constant:
+            self.meet_values(values, origin)
+        return self.probe.pass_on(values, self._stack.current, is_constant, origin)
 
     def expect_no_versions(self) -> None:
         """Say that operators of the trace do not count changes, so that one that is counted was made elsewhere."""
@@ -138,8 +158,24 @@ class OutsideWork:
         if (self._has_left() and tensor.numel() > 1) or (is_numpy and self.has_real_inputs and not self._is_real):
             self.add("numpy" if is_numpy else "python")
 
+    def _remembered(self, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """Remember the tensors that a function makes of Python numbers: on the meta device no operator shows them."""
+
+        @functools.wraps(make)
+        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor = make(*args, **kwargs)
+            data = (*args, *kwargs.values())[0]
+            if self.thread == get_ident() and isinstance(data, (int, float, complex, list, tuple)):
+                self._python_made[tensor] = True
+            return tensor
+
+        return call
+
     def meet_unknown(self, tensor: torch.Tensor) -> None:
         """Note an operand that the tape has not seen before, and find out where it came from: now, or in `conclude`."""
+        if tensor in self._python_made:
+            self.meet_python_tensor(tensor)
+            return
         self._unknown.append((tensor, self._stack.current))
         if gc.isenabled():
             self._judge()  # where the collector runs, what is young now is old later
@@ -173,6 +209,8 @@ class OutsideWork:
             self._add(root, "python")
         if len(_forks) != self._forks:
             self._add(root, "another process")
+        if self.probe.is_watching:
+            self.probe.note(("result", len(leaves)), [leaf for leaf in leaves if isinstance(leaf, numbers)], root)
         if self.has_threads:
             for leaf in leaves:
                 if isinstance(leaf, torch.Tensor) and is_known(leaf):
@@ -255,31 +293,6 @@ def _seconds_of_other_threads() -> float:
     return time.process_time() - time.thread_time()
 
 
-class ValueReads(TorchFunctionMode):
-    """Notices calls that hand a tensor's values to NumPy, Python or C. They never reach a dispatch mode.
-
-    Only for real tensors: it sees every call of a torch function, which takes as long again as the trace itself, and
-    without values none of these calls works.
-    """
-
-    def __init__(self, outside: OutsideWork, is_constant: Callable[[torch.Tensor], bool]) -> None:
-        super().__init__()
-        self._outside = outside
-        self._is_constant = is_constant
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READERS and not self._is_constant(args[0]):
-            origin, count = _READERS[func], args[0].numel()
-            has_floats = origin and (args[0].is_floating_point() or args[0].is_complex())
-            self._outside.read_values(count + _FEW_VALUES, count if has_floats else 0, origin)
-        return func(*args, **(kwargs or {}))
-
-
-# With where the values go; "" where that need not be a computation.
-_READERS = {
-    torch.Tensor.numpy: "numpy", torch.Tensor.__array__: "numpy", torch.Tensor.__dlpack__: "numpy",
-    torch.Tensor.tolist: "python", torch.Tensor.data_ptr: "C", torch.Tensor.__reduce_ex__: "",
-}  # fmt: skip
 _running: list[OutsideWork] = []
 
 
@@ -293,7 +306,8 @@ def _watch_the_process() -> None:
     for name in ("apply_", "map_", "map2_"):  # on meta they do nothing
         setattr(torch.Tensor, name, _noticed(getattr(torch.Tensor, name), lambda _: _running[-1].add("python")))
     torch.Tensor.data_ptr = _noticed(torch.Tensor.data_ptr, _need_memory)  # type: ignore[method-assign]
-    _READERS[torch.Tensor.data_ptr] = "C"  # modes are told of the attribute that torch finds by name
+    for name, origin in (("__dlpack__", "numpy"), ("__reduce_ex__", "")):
+        setattr(torch.Tensor, name, _noticed(getattr(torch.Tensor, name), functools.partial(_meet_values, origin)))
     # `_disable_current_modes` asks it how many there are. Code may have imported that function before.
     modes: Any = torch.utils._python_dispatch
     modes._len_torch_dispatch_stack = _noticed(modes._len_torch_dispatch_stack, _meet_disabled_modes)
@@ -313,6 +327,13 @@ def _need_memory(args: tuple[Any, ...]) -> None:
     """Trace with real tensors where forward passes the address of one to C, which would crash at address 0."""
     if args[0].is_meta and _running[-1].is_in_forward:
         raise NeedsData("data_ptr")
+    _meet_values("C", args)
+
+
+def _meet_values(origin: str, args: tuple[Any, ...]) -> None:
+    outside = _running[-1]
+    if outside.is_in_forward and not args[0].is_meta and not outside.is_constant(args[0]):
+        outside.meet_values(args[0], origin)
 
 
 def _meet_disabled_modes(_: tuple[Any, ...]) -> None:

@@ -137,15 +137,16 @@ class Lifetimes:
             self.note_stand_in(storage, number)
         return number
 
-    def alias(self, twin: torch.Tensor, number: int) -> None:
-        """Register a meta tensor as the twin of a registered tensor."""
-        storage = twin.untyped_storage()
+    def alias(self, twin: torch.Tensor, original: torch.Tensor, number: int) -> None:
+        """Register a meta tensor as the twin of a real one, which lives as long as the twin does."""
+        storage: Any = twin.untyped_storage()
+        storage.original = storage_of(original)
         self.numbers[storage._cdata] = number
-        self.note_stand_in(storage, number)
+        self.note_stand_in(storage, number, self._forget)
 
-    def note_stand_in(self, storage: Any, number: int) -> None:
+    def note_stand_in(self, storage: Any, number: int, when_gone: Callable[[Any], None] | None = None) -> None:
         """Remember the twin of one of the caller's storages: it must not outlive the trace either."""
-        ref = _StorageRef(storage)
+        ref = _StorageRef(storage, when_gone)
         ref.address, ref.nbytes, ref.number = storage._cdata, storage.nbytes(), number
         self._stand_ins.append(ref)
 
@@ -185,6 +186,9 @@ class Lifetimes:
         self._kept.clear()
         refs = [ref for number, ref in list(self._refs.items()) if not may_stay(number)]
         return {ref.address for ref in (*refs, *self._stand_ins) if ref() is not None}
+
+    def _forget(self, ref: Any) -> None:
+        self.numbers.pop(ref.address, None)
 
     def _gone(self, ref: Any) -> None:
         self.live_bytes -= ref.nbytes

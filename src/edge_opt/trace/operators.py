@@ -47,9 +47,11 @@ WHOLE = frozenset(
     ).split()
 )
 
-# Operators that read values although torch does not tag them so.
+# Operators that read values although torch does not tag them so. `tolist` and `numpy` end with `resolve_neg`; without
+# values, NumPy would get memory that nobody wrote.
 _READS_VALUES = frozenset(
-    f"aten::{name}" for name in "item is_nonzero equal allclose _pack_padded_sequence _pad_packed_sequence".split()
+    f"aten::{name}"
+    for name in "item is_nonzero equal allclose resolve_neg _pack_padded_sequence _pad_packed_sequence".split()
 )
 
 # Tagged as if values decided its shape; they do so only with a boolean index, which the tape looks for itself.

@@ -32,6 +32,7 @@ from edge_opt.trace.operators import (
     steps_of,
     tensor_info,
 )
+from edge_opt.trace.probes import Probe
 from edge_opt.trace.scratch import scratch_bytes
 from edge_opt.trace.shapes import fails_on_shape_only, in_place_is_valid, output_specs
 
@@ -48,6 +49,8 @@ _lift_fresh = torch.ops.aten.lift_fresh.default
 _detach = torch.ops.aten.detach.default
 _detach_in_place = torch.ops.aten.detach_.default
 _to_dtype = torch.ops.aten.to.dtype
+_resolve_neg = torch.ops.aten.resolve_neg.default
+_ITEM = ("aten.item", "aten._local_scalar_dense")
 
 # Tensors made inside forward (masks, position ids) stay real up to SMALL: code may look at their values, and caches
 # that outlive the trace hold what they would hold anyway.
@@ -101,8 +104,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ops: list[OpCall] = []
         self.signatures: list[OpSignature] = []
         self.has_read_values = False
+        self.watches_values = True  # not in files, whose constants this package reads itself
         self.notes: list[str] = []  # what forward adds for readers of the profile
-        self.outside = OutsideWork(stack, is_real, [tensor for tensor, _ in tensors])
+        self.outside = OutsideWork(stack, is_real, [tensor for tensor, _ in tensors], self.is_constant)
         self.constants: Collection[int] = ()  # ids of tensors that the model holds beside its own
         self.shape_error: BaseException | None = None
         self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -130,6 +134,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return subclass.__torch_dispatch__(func, types, args, kwargs or {})
         facts = known_facts(id(func)) or facts_of(func)
         kind = facts.behavior
+        if self.outside.probe.is_watching:
+            self.outside.probe.note_call(func, args, kwargs or {}, self.stack.current)
         if kind in _TAKEN_APART:
             return self._take_apart(func, kind, args, kwargs or {})
         if func is _lift_fresh:
@@ -169,9 +175,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind is Behavior.IN_PLACE and entry.specs is None and not entry.views:
             self._written.add(operands.reads[0])
         self._record(entry.signature, outputs, operands.reads)
-        if entry.is_list:
-            return outputs
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return outputs if entry.is_list else outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _take_apart(self, func: Any, kind: Behavior, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator in pieces, and record those."""
@@ -331,7 +335,10 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             own = self._own.get(id(value))
             if own is not None:
                 self._twins[id(value)] = twin
-                self.lifetimes.alias(twin, own[0])
+            number = own[0] if own is not None else self.lifetimes.number_of(value)
+            if number >= 0:
+                # A view of the twin is one of what it stands for, and no new memory.
+                self.lifetimes.alias(twin, value, number)
         return twin
 
     def _run(
@@ -354,14 +361,20 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._record(entry.signature, outputs, operands.reads)
         roles, numbers = self.lifetimes.roles, self.lifetimes.numbers
         results = [numbers[storage_of(tensor)._cdata] for tensor in outputs if not tensor.is_meta]
-        if not any(number in self._input_dependent or roles[number] == "input" for number in operands.reads):
-            self._input_independent.update(results)
-        else:
-            self._input_dependent.update(results)
-            if not outputs:
-                is_number = isinstance(result, (float, complex))
-                is_whole = isinstance(result, float) and result.is_integer()  # such as a size that was rounded
-                self.outside.read_values(1, int(is_number and not is_whole))
+        is_constant = not any(number in self._input_dependent or roles[number] == "input" for number in operands.reads)
+        (self._input_independent if is_constant else self._input_dependent).update(results)
+        if outputs and facts.func is not _resolve_neg:
+            return result
+        if facts.func is _resolve_neg and self.watches_values:
+            # The last step of `tolist()`, and of `numpy()`, which asks for another layout before.
+            is_numpy = len(self.ops) > 2 and self.signatures[self.ops[-3].signature].op == "aten.to"
+            return self.outside.pass_on(result, is_constant, "numpy" if is_numpy else "python")
+        if not is_constant:
+            is_number = isinstance(result, (float, complex))
+            is_whole = isinstance(result, float) and result.is_integer()  # such as a size that was rounded
+            self.outside.read_values(1, int(is_number and not is_whole))
+        if facts.name in _ITEM and self.watches_values:
+            return self.outside.probe.pass_on(args[0], self.stack.current, is_constant, "python").item()
         return result
 
     def is_constant(self, tensor: torch.Tensor) -> bool:
@@ -377,9 +390,15 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.outside.conclude(result, self._is_recorded)
         for frame, origin in self.outside.origins:
             outer, stack.current = stack.current, frame
-            self._record(OpSignature(f"{OUTSIDE} ({origin})", (), (), (), (), False, 0, ()), [], [])
+            self._record(_work_outside(origin), [], [])
             stack.current = outer
         self.outside.origins.clear()
+
+    def record_computed_numbers(self, second: Probe) -> None:
+        """Record what was computed from values, as a second run has shown; the module calls have ended by now."""
+        for module, origin in self.outside.probe.computed(second):
+            self.ops.append(OpCall(len(self.ops), module, len(self.signatures), (), (), 0))
+            self.signatures.append(_work_outside(origin))
 
     def _is_recorded(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._roles or id(tensor) in self.constants or self.lifetimes.number_of(tensor) >= 0
@@ -453,6 +472,10 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if self.lifetimes.roles[number] != "activation" and number not in self._written:
                     self._written.add(number)
                     self.saved.append((value, value.detach().clone()))
+
+
+def _work_outside(origin: str) -> OpSignature:
+    return OpSignature(f"{OUTSIDE} ({origin})", (), (), (), (), False, 0, ())
 
 
 def current_tape() -> Tape | None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from edge_opt._support.unchanged import gc_paused, unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.records.costs import Role, StorageInfo, Trace
-from edge_opt.trace.escapes import NeedsData, ValueReads, forget_frames, release_trace_tensors
+from edge_opt.trace.escapes import NeedsData, forget_frames, release_trace_tensors
 from edge_opt.trace.inputs import (
     CallArguments,
     InputSpec,
@@ -38,6 +38,7 @@ from edge_opt.trace.inputs import (
 )
 from edge_opt.trace.lifetimes import Lifetimes, empty_meta_like, is_sparse, nbytes_of
 from edge_opt.trace.module_calls import Frame, ModuleStack, module_paths, owned_parameters
+from edge_opt.trace.probes import Probe
 from edge_opt.trace.tape import Tape
 
 
@@ -242,12 +243,14 @@ _NO_GRADIENTS = ("does not require grad", "Expected this function to only be rea
 
 
 def _run(
-    traced: TracedModel, arguments: CallArguments, is_real: bool, note: str | None = None, has_gradients: bool = False
-) -> Trace:
-    """Run forward once under the tape; then nothing of it is left."""
+    traced: TracedModel, arguments: CallArguments, is_real: bool, note: str | None = None, has_gradients: bool = False,
+    second: Probe | None = None,
+) -> Trace:  # fmt: skip
+    """Run forward under the tape; then nothing of it is left. A second time where it reads values: see `Probe`."""
     modules = list(traced.paths)
     stack, lifetimes = ModuleStack(traced.paths), Lifetimes()
     tape = Tape(stack, lifetimes, traced.tensors, is_real)
+    probe = tape.outside.probe = second or tape.outside.probe
     owned = owned_parameters(traced.paths)
     has_failed = False
     with gc_paused():
@@ -270,6 +273,11 @@ def _run(
     sizes = {id(tensor): nbytes_of(tensor) for tensor, _ in traced.tensors}
     buffers = {id(tensor) for tensor, role in traced.tensors if role == "buffer"}
     notes = (note, _INVENTED if tape.has_read_values and invented else None, *tape.notes)
+    if probe.is_watching and second is None:
+        again = probe.second()
+        with suppress(NeedsData, _Refused, EdgeOptError):  # changed values may well be refused
+            _run(traced._replace(results=None), arguments, is_real, None, has_gradients, again)
+        tape.record_computed_numbers(again)
     return Trace(
         calls,
         tuple(tape.signatures),
@@ -307,10 +315,10 @@ def _forward(
         buffers = [(tensor, tensor.clone()) for tensor, role in traced.tensors if is_real and role == "buffer"]
         if isinstance(traced.model, ShapeOnlyModule):
             stack.on_enter = None  # a file says itself what it casts
+            tape.watches_values = False
         stack.watch(list(traced.paths))
-        reads = ValueReads(tape.outside, tape.is_constant) if is_real else nullcontext()
         try:
-            with reads, tape:
+            with tape:
                 # In a copy of the context: what forward puts into a ContextVar is gone with it.
                 context = contextvars.copy_context()
                 result = context.run(traced.model, *call.args, **call.kwargs)
@@ -409,8 +417,9 @@ def _hint(complaint: str, arguments: CallArguments) -> str:
     sizes = _TOO_FEW.search(complaint)
     if sizes is not None and len(shapes) == 1 and int(sizes[1]) == int(sizes[2]) + 1 == len(shapes[0]) + 1:
         return f". The first number of a shape is the batch: {'x'.join(map(str, (1, *shapes[0])))}"
-    if shapes and "to unpack" in complaint:
-        return ". A tuple or a dict of tensors comes from Python: -i file.py:make_inputs"
+    # A tensor that is indexed by a name, such as batch["x"], stands where a dict should.
+    if shapes and ("to unpack" in complaint or "invalid data type 'str'" in complaint):
+        return ". A tuple or a dict of tensors comes from Python: def inputs(): return [{'x': ...}], -i file.py:inputs"
     if not any(words in complaint for words in _ABOUT_DTYPES):
         return ""
     for name, value in values:

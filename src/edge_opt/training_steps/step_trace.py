@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import _StopRecomputationError, checkpoint
 
-from edge_opt._support.unchanged import unchanged
+from edge_opt._support.unchanged import gc_paused, unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.records.costs import ModuleCall, OpSignature, Role, StorageInfo
-from edge_opt.trace.escapes import NeedsData, ValueReads, forget_frames, release_trace_tensors
+from edge_opt.trace.escapes import NeedsData, forget_frames, release_trace_tensors
 from edge_opt.trace.inputs import CallArguments, InputSpec, map_arguments, meta_tensor, real_tensor, summed
 from edge_opt.trace.lifetimes import Lifetimes, nbytes_of, storage_of
 from edge_opt.trace.module_calls import Frame, ModuleStack, module_paths, owned_parameters
@@ -424,8 +424,7 @@ class _Step:
         tape.stack.watch(self.modules)
         self._checkpoint()
         on_cpu = as_on_cpu(self.plan.autocast) if not tape.is_real else nullcontext()
-        reads = ValueReads(tape.outside, tape.is_constant) if tape.is_real else nullcontext()
-        with torch.enable_grad(), on_cpu, reads, tape:
+        with torch.enable_grad(), on_cpu, tape:
             self._batch("batch")
             # The next batch meets gradients that are there already: of its own step, or zeros of the one before.
             if self.plan.accumulate > 1 or not self.plan.set_to_none:
@@ -489,10 +488,11 @@ class _Step:
     def _loss(self) -> torch.Tensor:
         stack = self.tape.stack
         try:
-            with casting(self.plan.autocast is not None):
-                result = self.model(*self.call.args, **self.call.kwargs)
-                loss = summed(result) if self.plan.loss is None else self.plan.loss(result)
-            self.tape.record_outside_work(result)
+            with gc_paused():  # what forward makes is young until it has been judged
+                with casting(self.plan.autocast is not None):
+                    result = self.model(*self.call.args, **self.call.kwargs)
+                    loss = summed(result) if self.plan.loss is None else self.plan.loss(result)
+                self.tape.record_outside_work(result)
         except (NeedsData, EdgeOptError):
             raise
         except Exception as error:

@@ -66,6 +66,13 @@ function othersSection(others) {
     simpleTable({ headers: ["Model", "Params", "MACs", "Memory traffic", "Peak activations", "Latency (measured)"], kinds: ["text", "count", "count", "bytes", "bytes", "time"], rows }))));
 }
 
+function explanationSection({ target, headline, notes, rows }) {
+  return section("why", `Why not faster on ${target}?`, headline,
+    el("ul", { class: "advice" }, notes.map(([title, text]) => el("li", {}, el("b", {}, title), el("span", {}, text)))),
+    el("div", { class: "panel" }, scrollBox("Layers on the target",
+      simpleTable({ headers: ["Layer", "Before (predicted)", "After (predicted)", "Precision", "Limited by"], kinds: ["text", "time", "time", "text", "text"], rows }))));
+}
+
 const FACTS = { cpu: "Processor", cores: "Cores", threads: "Threads", governor: "Governor", memory_bytes: "Memory", system: "System", python: "Python", torch: "PyTorch", device: "Device", load_1min: "Load before" };
 
 function facts(object, names) {
@@ -105,6 +112,7 @@ function assemble() {
   const main = document.getElementById("main");
   main.append(hero(), summary());
   if (data.sweep) main.append(...sweepSections(data.sweep));
+  if (data.explanation) main.append(explanationSection(data.explanation));
   if (data.sensitivity) main.append(section("sensitivity", "Sensitivity", "Drop in quality when only one layer is changed.", sensitivityFigure(data.sensitivity)));
   if (data.profile && data.sweep) main.append(modelSection());
   if (data.profile) main.append(...profileSections(data.profile));
@@ -114,7 +122,7 @@ function assemble() {
 
 /** The navigation and the footer, when every section is there. */
 function nameSections() {
-  const titles = { costs: "Costs", agreement: "Prediction", environment: "Environment", profiles: "Profiles" };
+  const titles = { costs: "Costs", agreement: "Prediction", environment: "Environment", why: "Why", profiles: "Profiles" };
   document.getElementById("nav").append(...sections.map(({ id, title }) => el("a", { href: `#${id}` }, titles[id] ?? title)));
   document.getElementById("footer").append(`Made by edge-opt ${data.edge_opt}. Counted: exact, from shapes. Estimated: from shapes. Measured: on the machine named above. Proxy: configured power times latency, without a meter. Predicted: from a calibration or a device's data.`);
 }
