@@ -438,9 +438,10 @@ def test_a_sweep_of_the_command_line_comes_to_its_end_with_the_default_search(tm
     assert plain["best"] is not None
 
 
-def test_training_within_too_little_memory_is_one_sentence(tmp_path: Path) -> None:
+def test_a_run_within_too_little_memory_is_one_sentence(tmp_path: Path) -> None:
     config = read_config(settings=[*QUICK, "memory_limit_mb=256"])
-    with pytest.raises(MeasurementFailed, match="out of memory: train used more memory than the limit of 256"):
+    # Training needs about as much as the limit, so that on some machines the step after it is the one to fail.
+    with pytest.raises(MeasurementFailed, match="out of memory: (train|screen) used more memory than the limit of 256"):
         run(config, tmp_path)
 
 

@@ -294,7 +294,7 @@ class Elsewhere(nn.Module):
         return y * math.sin(y.mean().item())
 
     def integers_in_a_list(self, y):
-        return y * sum(index * index for index in y.argmax(-1).tolist())
+        return y * sum(7 * index + 5 for index in y.argmax(-1).tolist())
 
     def integers_one_by_one(self, y):
         return y + sum(3 * int(index) for index in y.argmax(-1))
@@ -310,6 +310,14 @@ class Elsewhere(nn.Module):
 
     def buffer_in_numpy(self, y):
         return y * torch.from_numpy(numpy.tanh(self.constant.repeat(2).numpy()))[:8]
+
+    def weights_in_place_in_numpy(self, y):
+        weights = self.linear.weight.detach().numpy()
+        weights *= 1.5
+        return y
+
+    def a_count_that_is_returned(self, y):
+        return y, sum(7 * index + 5 for index in y.argmax(-1).tolist())
 
     def later_in_an_object_of_ones_own(self, y):
         result = Later()
@@ -333,6 +341,13 @@ def test_work_outside_torch_makes_the_totals_a_lower_bound(way: str) -> None:
     assert profile.totals.is_lower_bound and outside(profile)
 
 
+def test_numpy_does_not_get_at_the_weights_of_the_model() -> None:
+    model = Elsewhere("weights_in_place_in_numpy")
+    before = model.linear.weight.detach().clone()
+    eo.profile(model, (2, 8))
+    assert torch.equal(model.linear.weight, before)
+
+
 def test_arithmetic_with_integers_of_an_input_makes_the_totals_a_lower_bound() -> None:
     class Weighted(nn.Module):
         def __init__(self) -> None:
@@ -340,7 +355,7 @@ def test_arithmetic_with_integers_of_an_input_makes_the_totals_a_lower_bound() -
             self.table = nn.Embedding(50, 8)
 
         def forward(self, ids):
-            return self.table(ids) * sum(number * number for number in ids[0].tolist())
+            return self.table(ids) * sum(7 * number + 60 for number in ids[0].tolist())
 
     profile = eo.profile(Weighted(), torch.randint(0, 50, (2, 6)))
     assert outside(profile) == [("outside torch (python)", "")] and not profile.trace.used_real_tensors

@@ -85,6 +85,7 @@ class OutsideWork:
         self._floats_read: collections.Counter[Frame | None] = collections.Counter()
         self._unknown: list[tuple[torch.Tensor, Frame | None]] = []
         self._python_made: Any = WeakTensorKeyDictionary()
+        self._lent: list[tuple[torch.Tensor, torch.Tensor, Frame | None]] = []  # constants, and what NumPy got of them
         self._forks = len(_forks)
         self._others_s = _seconds_of_other_threads()
         _watch_the_process()
@@ -120,10 +121,17 @@ class OutsideWork:
         self.read_values(count + _FEW_VALUES, count if has_floats else 0, origin)
 
     def pass_on(self, values: torch.Tensor, is_constant: bool, origin: str) -> torch.Tensor:
-        """Return the values that NumPy or Python code gets to see: changed a little where this trace is a probe."""
+        """Return the values that NumPy or Python code gets to see: changed a little where this trace is a probe.
+
+        NumPy gets a copy of constants: it shares memory, and the weights of the model must not change.
+        """
         if not is_constant:
             self.meet_values(values, origin)
-        return self.probe.pass_on(values, self._stack.current, is_constant, origin)
+        seen = self.probe.pass_on(values, self._stack.current, is_constant, origin)
+        if is_constant and origin == "numpy" and seen is values:
+            seen = values.clone()
+            self._lent.append((values, seen, self._stack.current))
+        return seen
 
     def expect_no_versions(self) -> None:
         """Say that operators of the trace do not count changes, so that one that is counted was made elsewhere."""
@@ -209,8 +217,12 @@ class OutsideWork:
             self._add(root, "python")
         if len(_forks) != self._forks:
             self._add(root, "another process")
+        for constant, lent, frame in self._lent:
+            if not torch.equal(_bits(constant), _bits(lent)):
+                self._add(frame, "numpy")
         if self.probe.is_watching:
-            self.probe.note(("result", len(leaves)), [leaf for leaf in leaves if isinstance(leaf, numbers)], root)
+            returned = [leaf for leaf in leaves if isinstance(leaf, (*numbers, int)) and not isinstance(leaf, bool)]
+            self.probe.note(("result", len(leaves)), returned, root)
         if self.has_threads:
             for leaf in leaves:
                 if isinstance(leaf, torch.Tensor) and is_known(leaf):
@@ -244,6 +256,7 @@ class OutsideWork:
     def end(self) -> None:
         """Let go of every tensor and module."""
         self._unknown.clear()
+        self._lent.clear()
         self._own.clear()
         self.origins.clear()
         if self in _running:
@@ -267,6 +280,11 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 def _version(tensor: torch.Tensor) -> int:
     """Return how often a tensor was changed in place."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor: unlike its numbers, they are equal to themselves also where they are NaN."""
+    return tensor.contiguous().flatten().view(torch.uint8)
 
 
 def _is_matrix(tensor: torch.Tensor) -> bool:
