@@ -258,8 +258,7 @@ class GraphInterpreter:
         call = NodeCall(node, node.attributes, inputs, constants, self.plan.file.opset)
         handler = handler_of(node)
         if node.op in CONTROL and node.domain in KNOWN_DOMAINS:
-            control = _Control(self, call)
-            results = self._called(call, lambda _: getattr(control, f"_{node.op.lower()}")())
+            results = self._called(call, _Control(self, call).read)
         elif handler is not None:
             results = self._called(call, handler)
             _check_types(call, results)
@@ -392,6 +391,14 @@ class _Control:
     def __init__(self, run: GraphInterpreter, call: NodeCall) -> None:
         self.run = run
         self.call = call
+
+    def read(self, call: NodeCall) -> Any:
+        """Run the node.
+
+        This is a method and not a closure: after an error, a frame of the traceback keeps a closure's variables alive,
+        and to find and release the tensors behind them takes seconds.
+        """
+        return getattr(self, f"_{call.node.op.lower()}")()
 
     def _body(
         self, graph: FileGraph, inputs: list[Any], known: list[torch.Tensor | None], is_round: bool = False
