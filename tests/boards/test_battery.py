@@ -40,11 +40,20 @@ def test_longer_pauses_make_it_last_longer(seconds: float, factor: float) -> Non
 
 @pytest.mark.parametrize(
     ("battery", "every", "message"),
-    [("220mAh", "10s", "220mAh@3V"), ("1mAh@3V", "10", "unit"), ("1mAh@3V", "100ms", "longer than every")],
+    [
+        ("220mAh", "10s", "220mAh@3V"), ("1mAh@3V", "10", "unit"), ("1mAh@3V", "100ms", "longer than every"),
+        ("1.2.3mAh@3V", "10s", "220mAh@3V"), ("0mAh@3V", "10s", "220mAh@3V"), ("1mAh@3V", "1" * 400 + "s", "unit"),
+    ],  # fmt: skip
 )
 def test_what_cannot_be_meant_is_refused(prediction: Prediction, battery: str, every: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         eo.battery_life(prediction, battery, every)
+
+
+@pytest.mark.parametrize("idle_w", [-1e-6, float("nan"), 1e300])
+def test_an_idle_power_that_no_device_has_is_refused(prediction: Prediction, idle_w: float) -> None:
+    with pytest.raises(InvalidInput, match="idle_w is"):
+        eo.battery_life(prediction, "220mAh@3V", "10s", idle_w=idle_w)
 
 
 def test_an_unknown_idle_power_is_asked_for(prediction: Prediction) -> None:

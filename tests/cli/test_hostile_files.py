@@ -87,6 +87,70 @@ def test_invalid_values_are_one_sentence(words: str, tmp_path: Path) -> None:
     assert "no file" not in refused(*words.split())
 
 
+OWN = """
+import torch
+
+class Ends(torch.nn.Module):
+    def forward(self, x):
+        raise SystemExit(0)
+
+class Lost(Exception):
+    pass
+
+class Breaks:
+    def __iter__(self):
+        yield torch.zeros(2, 1, 28, 28), torch.zeros(2)
+        raise Lost("batch 2")
+
+class Unplugged(torch.nn.Module):
+    def forward(self, x):
+        raise OSError("the camera is gone")
+
+breaks = Breaks()
+inputs = lambda: exit(0)
+"""
+NET = "edge_opt.model:SmallCNN -i 1x1x28x28"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        # Taken as it is, the exit code of `check` would say that the budget is kept.
+        ("check own.py:Ends -i 1x4 --budget macs<=0", "SystemExit(0)"),
+        ("profile edge_opt.model:SmallCNN -i own.py:inputs", "SystemExit(0)"),
+        (f"convert {NET} -o n.onnx --verify-on own.py:breaks", "Lost: batch 2; the model's or the data's own code"),
+        ("convert own.py:Unplugged -i 1x4 -o n.onnx", "the camera is gone"),
+        (f"profile {NET} --measure --threads 99999999999", "at most 1024"),
+        (f"profile {NET} --measure --min-time 1e300", "at most a day"),
+        (f"profile {NET} -t nrf52840 --battery 1mAh@3V --every 0s", "--every is '0s'"),
+        (f"profile {NET} --runtime-profile /dev/zero", "not a file"),
+        (f"prune {NET} --ratio 0.5 --importance random --seed -1", "--seed is -1"),
+        (f"prune {NET} --ratio conv1=0.5 --ratio conv1=0.6", "two ratios"),
+        (f"prune {NET} --ratio =0.5", "cannot be read"),
+        (f"targets {NET} --budget macs<=3", "unknown metric 'macs'"),
+        (f"targets {NET} --top 0", "--top is 0"),
+        ("board mine --like raspberry-pi-4 --time squeezenet1_1=1e300", "1e6 s"),
+        ("convert own.onnx --precision int8 --scheme dynamic -o own.onnx", "is the model itself"),
+        ("calibrate -o board.toml", ".json"),
+        ("run --seeds 99999999999999999999", "2^63"),
+        ("run --workers 99999999", "1024 workers"),
+        ("doctor --seconds 1e300", "--seconds is"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    words: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    write(tmp_path / "own.onnx", [node("Relu", "x", "y")], {"x": (1,)}, ["y"])
+    monkeypatch.chdir(tmp_path)
+    assert reason in refused(*words.split())
+
+
+def test_an_error_of_edge_opt_itself_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_opt.boards.catalog.user_folder", None)
+    assert isinstance(CliRunner().invoke(app, ["devices"]).exception, TypeError)
+
+
 def test_escape_sequences_of_a_file_never_reach_the_terminal(tmp_path: Path) -> None:
     escape = "\x1b]0;owned\x07"
     nodes = [node("Relu", f"x{escape}", "y"), node("Nobody", "y", "z")]

@@ -37,6 +37,14 @@ def check_whole(name: str, value: Any, least: int = 1) -> None:
         raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
 
 
+def check_threads(threads: Any) -> None:
+    """Raise InvalidInput unless this is None or a number of threads that a process can start."""
+    if threads is not None:
+        check_whole("threads", threads)
+        if threads > 1024:  # torch cannot be told more than 2^31, and OpenMP ends the process where it cannot start one
+            raise InvalidInput(f"threads is {threads}; at most 1024 are allowed")
+
+
 def check_positive(name: str, value: Any, of: str = "a number") -> None:
     """Raise InvalidInput unless the value is a finite number above zero that a machine can have.
 

@@ -89,13 +89,17 @@ def sync_folder(folder: Path) -> None:
                 os.close(number)
 
 
+def check_regular(path: Path) -> None:
+    """Raise OSError for a pipe or a device: opening one could wait forever, and reading the other never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is a folder, a pipe or a device, not a file")
+
+
 def mapped(path: Path) -> memoryview:
     """Return the bytes of a file, read from the disk only where they are used; raise ValueError if it is empty.
 
-    A pipe or a device is refused before it is opened, because opening it could wait forever.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError("it is a folder, a pipe or a device, not a file")
+    check_regular(path)
     with path.open("rb") as handle:
         # The mapping is closed when its last slice is freed.
         return memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
@@ -111,6 +115,8 @@ def staging(folder: str | os.PathLike[str], failure: type[EdgeOptError] = Conver
         with tempfile.TemporaryDirectory(dir=target, prefix=".edge-opt-", ignore_cleanup_errors=True) as aside:
             yield Path(aside)
     except OSError as error:
+        if error.errno is None:  # of the caller's own code, not of a disk
+            raise
         what = error.strerror or str(error)
         if is_new:
             with contextlib.suppress(OSError):

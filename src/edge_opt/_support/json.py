@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from edge_opt._support.files import check_regular
 from edge_opt.errors import EdgeOptError, InvalidInput, UnreadableProfile, message_of
 from edge_opt.records.costs import SparseInfo, TensorInfo
 
@@ -66,8 +67,7 @@ def read_document(
     """
     file, problem = Path(path), f"cannot read {str(path)!r}"
     try:
-        if file.exists() and not file.is_file():  # opening a pipe could wait forever
-            raise OSError("it is a folder, a pipe or a device, not a file")
+        check_regular(file)
         content = file.read_bytes()
     except FileNotFoundError:
         raise refusal(f"no file {str(path)!r}; {cure}") from None

@@ -8,9 +8,11 @@ from edge_opt.boards.targets import find_spec
 from edge_opt.errors import InvalidInput
 from edge_opt.records.microcontrollers import BatteryLife
 from edge_opt.records.predictions import Prediction
+from edge_opt.text import shorten
 
-_BATTERY = re.compile(r"\s*([\d.]+)\s*mAh\s*@\s*([\d.]+)\s*V\s*", re.IGNORECASE)
-_DURATION = re.compile(r"\s*([\d.]+)\s*(ms|s|min|h)\s*")
+_NUMBER = r"(\d+\.?\d*|\.\d+)"
+_BATTERY = re.compile(rf"\s*{_NUMBER}\s*mAh\s*@\s*{_NUMBER}\s*V\s*", re.IGNORECASE)
+_DURATION = re.compile(rf"\s*{_NUMBER}\s*(ms|s|min|h)\s*")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _NOT_IN_IT = "not in it: sensors, radio, regulators, self-discharge, and the capacity that a battery loses in the cold"
 
@@ -31,7 +33,9 @@ def battery_life(prediction: Prediction, battery: str, every: str, *, idle_w: fl
     >>> life.capacity_j == 0.220 * 3600 * 3, life.idle_w
     (True, 7.05e-06)
     """
-    capacity_j, every_s = _capacity(battery), _duration(every)
+    capacity_j, every_s = battery_joules(battery), interval_seconds(every)
+    if idle_w is not None and not 0 <= idle_w < 1e6:
+        raise InvalidInput(f"idle_w is {idle_w} W (--idle-uw); it must be a power of at least 0, below 1 MW")
     if prediction.seconds is None or not prediction.energies:
         raise InvalidInput(f"time or energy on {prediction.target} is not known, so a battery cannot be sized")
     if prediction.seconds > every_s:
@@ -51,15 +55,19 @@ def battery_life(prediction: Prediction, battery: str, every: str, *, idle_w: fl
     )  # fmt: skip
 
 
-def _capacity(text: str) -> float:
+def battery_joules(text: str) -> float:
+    """Return the energy of a battery such as 220mAh@3V."""
     match = _BATTERY.fullmatch(text)
-    if match is None:
-        raise InvalidInput(f"battery is {text!r}; write capacity and voltage, such as 220mAh@3V")
-    return float(match[1]) / 1000 * 3600 * float(match[2])
+    joules = 0.0 if match is None else float(match[1]) / 1000 * 3600 * float(match[2])
+    if not 0 < joules < 1e15:
+        raise InvalidInput(f"battery is {shorten(text, 40)!r}; write capacity and voltage, such as 220mAh@3V")
+    return joules
 
 
-def _duration(text: str) -> float:
+def interval_seconds(text: str) -> float:
+    """Return the seconds of a time such as 10s."""
     match = _DURATION.fullmatch(text)
-    if match is None or not float(match[1]):
-        raise InvalidInput(f"every is {text!r}; write a time with its unit (ms, s, min or h), such as 10s")
-    return float(match[1]) * _SECONDS[match[2]]
+    seconds = 0.0 if match is None else float(match[1]) * _SECONDS[match[2]]
+    if not 0 < seconds < 1e15:
+        raise InvalidInput(f"every is {shorten(text, 40)!r}; write a time with its unit (ms, s, min or h), such as 10s")
+    return seconds

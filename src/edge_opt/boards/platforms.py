@@ -18,7 +18,7 @@ from typing import cast
 
 import numpy as np
 
-from edge_opt._support.checks import check_one_of, check_whole
+from edge_opt._support.checks import check_one_of, check_threads
 from edge_opt.boards.catalog import devices
 from edge_opt.boards.class_costs import CLASSES, Costs, LayerWork, ModelWork, Vector, fit_costs
 from edge_opt.boards.fused_layers import model_work
@@ -390,12 +390,11 @@ def fit_platform(
     'fitted'
     """
     check_one_of("precision", precision, ("fp32", "int8"))
-    if threads is not None:
-        check_whole("threads", threads)
+    check_threads(threads)
     works = [(work_of(profile), float(seconds)) for profile, seconds in times]
     for work, seconds in works:
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise InvalidInput(f"the time of {work.name} is {seconds:g} s; it must be finite and more than zero")
+        if not 1e-9 < seconds < 1e6:
+            raise InvalidInput(f"the time of {work.name} is {seconds:g} s; it must be from a nanosecond to 1e6 s")
     if not works and like is None:
         raise InvalidInput("no time is given; type in at least one, or say which device the board is like=")
     base = None if like is None else _platform_like(like, precision, threads)

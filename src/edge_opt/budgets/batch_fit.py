@@ -253,7 +253,7 @@ def compare_targets(
     >>> [(fit.prediction.target, fit.fits, fit.prediction.bound) for fit in comparison.targets]
     [('raspberry-pi-4', True, 'overhead'), ('rp2040', True, 'unknown')]
     """
-    limits = parse_budgets(budgets, TRIAL_METRICS)
+    limits = parse_budgets(budgets, _TARGET_METRICS)
     if isinstance(targets, (list, tuple)) and not targets:
         module, inputs, kwargs, own_name = resolve_call(model, inputs, kwargs)
         profiled = profile(module, inputs, kwargs=kwargs, name=name or own_name)
@@ -291,6 +291,9 @@ class _TargetRow:
     target_energy_j: float | None
     target_flash_bytes: None = None
     metric: str = "accuracy"
+
+
+_TARGET_METRICS = {name: metric for name, metric in TRIAL_METRICS.items() if name.startswith("target_")}
 
 
 def _keeps(fit: TargetFit, limits: Sequence[Budget]) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from edge_opt._support.checks import check_whole, is_number
+from edge_opt._support.checks import check_threads, is_number
 from edge_opt._support.files import check_writable
 from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.calibration.calibration_file import host_file, save_calibration
@@ -180,8 +180,7 @@ def calibrate(
     """
     if not is_number(seconds) or not 1 <= seconds <= MOST_SECONDS:
         raise InvalidInput(f"seconds is {seconds!r}; it must be a number from 1 to {MOST_SECONDS:g}")
-    if threads is not None:
-        check_whole("threads", threads)
+    check_threads(threads)
     target = Path(path) if path is not None else host_file()
     check_writable(target)
     busy = busy_remark()

@@ -14,6 +14,7 @@ import typer
 from typer import Argument
 
 from edge_opt import units
+from edge_opt._support.checks import check_threads, check_whole
 from edge_opt._support.json import to_plain
 from edge_opt._support.progress import report_progress
 from edge_opt.cli.arguments import Inputs, MinTime, ModelArgument, loaded_call, option, read_arguments
@@ -49,6 +50,7 @@ def targets(
     import edge_opt as eo
     from edge_opt.report.sheets import print_sheet, sheet_of
 
+    check_whole("top", top)
     with loaded_call(model, inputs, None) as call:
         comparison = eo.compare_targets(
             call.model, call.inputs, kwargs=call.kwargs, name=call.name, budgets=budget or ()
@@ -273,6 +275,8 @@ def calibrate(
     import edge_opt as eo
     from edge_opt.calibration.calibration_file import host_file
 
+    if output is not None and output.suffix != ".json":
+        raise InvalidInput(f"--output is {str(output)!r}; a calibration is a .json file")
     if measure_on is not None:
         done = _calibrate_board(measure_on, output, threads, seconds)
     else:
@@ -286,15 +290,13 @@ def calibrate(
 
 def _calibrate_board(address: str, output: Path | None, threads: int | None, seconds: float) -> Calibration:
     """Calibrate a board over ssh, and write its file here."""
-    from edge_opt._support.checks import check_whole
     from edge_opt._support.files import check_writable, write_whole
     from edge_opt.calibration.calibration_file import load_calibration
     from edge_opt.measuring.ssh_board import parse_board
 
     if output is None:
         raise InvalidInput("--measure-on requires --output: the file of the board's calibration, such as -o board.json")
-    if threads is not None:
-        check_whole("--threads", threads)
+    check_threads(threads)
     check_writable(output)
     board = parse_board(address)
     print_status(f"calibrating {board.host}; it takes about {seconds:g} s, and nothing else should run there")
@@ -337,7 +339,6 @@ def measure_on(
     edge-opt measure-on pi@raspberrypi net.onnx --threads 4
     edge-opt measure-on pi@raspberrypi:venv/bin/python bert.onnx -i ids:1x128:int64
     """
-    from edge_opt._support.checks import check_whole
     from edge_opt.measuring.ssh_board import MODEL_SUFFIXES, TimingOrder, parse_board
 
     check_whole("--threads", threads, 0)

@@ -13,6 +13,7 @@ from typer import Argument
 
 from edge_opt._support.json import to_plain
 from edge_opt._support.progress import report_progress
+from edge_opt.boards.battery import battery_joules, interval_seconds
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS, parse_budget
 from edge_opt.cli import arguments as shared
 from edge_opt.cli.arguments import LoadedCall, loaded_call, measuring, named_object, option, split_threads
@@ -127,6 +128,8 @@ def _check_battery(battery: str | None, every: str | None, targets: list[str] | 
         raise InvalidInput("--battery and --every go together, such as --battery 220mAh@3V --every 10s")
     if battery is not None and len(targets or []) != 1:
         raise InvalidInput("--battery needs one --target, such as -t nrf52840")
+    if battery is not None and every is not None:
+        battery_joules(battery), interval_seconds(every)  # before anything is printed
 
 
 def _compare_targets(

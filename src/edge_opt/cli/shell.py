@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import traceback
 import warnings
 from contextlib import contextmanager
@@ -193,6 +194,13 @@ class Shell(TyperGroup):
             raise typer.Exit(_PIPE_CLOSED) from error
         except OSError as error:
             raise self._ended(ctx, error, refused(error), EdgeOptError.exit_code) from error
+        except SystemExit as error:  # no command of ours ends this way; taken as it is, `check` could end with 0
+            sentence = f"the model's or the data's own code ended the program with SystemExit({error.code!r})"
+            raise self._ended(ctx, error, sentence, EdgeOptError.exit_code) from error
+        except Exception as error:
+            if not _is_of_own_code(error):
+                raise
+            raise self._ended(ctx, error, f"{first_line(error)}; {_OWN_CODE}", EdgeOptError.exit_code) from error
         finally:
             _meta.reset(token)
 
@@ -275,9 +283,22 @@ def _plain_deprecation_warnings() -> Iterator[None]:
 def refused(error: OSError) -> str:
     """Describe an error of a file or a disk in one sentence; one without a number is of the user's own code."""
     if error.errno is None:
-        return f"{first_line(error)}; the model's or the data's own code raised it"
+        return f"{first_line(error)}; {_OWN_CODE}"
     where = f"use {error.filename}" if error.filename else "read or write"
     return f"cannot {where}: {error.strerror}; check its permissions and the space left, or choose another path"
+
+
+_OWN_CODE = "the model's or the data's own code raised it"
+
+
+def _is_of_own_code(error: Exception) -> bool:
+    """Return whether the user's code raised an error, or called the library that did: not edge_opt itself."""
+    package, libraries = str(Path(__file__).parents[1]), tuple(sysconfig.get_paths().values())
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # Frames of compiled code have names such as "<frozen runpy>" or "numpy/random/mtrand.pyx".
+    files = [file for file in files if Path(file).is_absolute()]
+    files = [file for file in files if file.startswith(package) or not file.startswith(libraries)]
+    return bool(files) and not files[-1].startswith(package)
 
 
 def run_to_the_end(command: Callable[[], object]) -> None:

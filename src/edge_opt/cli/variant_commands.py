@@ -270,7 +270,12 @@ def prune(
         refuse_unused("without --macs-target or --latency-target", "strict")
     from edge_opt import compress
 
-    ratios = dict(_layer_ratio(text) for text in ratio or [])
+    ratios: dict[str, float] = {}
+    for text in ratio or []:
+        layer, share = _layer_ratio(text)
+        if layer in ratios:
+            raise InvalidInput(f"--ratio gives {layer or 'all layers'} two ratios, {ratios[layer]:g} and {share:g}")
+        ratios[layer] = share
     with loaded_call(_source(model), inputs) as call:
         if weights is not None:
             compress.load_weights(call.model, weights)
@@ -300,9 +305,9 @@ def prune(
 
 def _layer_ratio(text: str) -> tuple[str, float]:
     """Return a layer and its ratio; a ratio of every layer has an empty name."""
-    name, _, value = text.rpartition("=")
+    name, equals, value = text.rpartition("=")
     try:
-        return name, float(value)
+        return (name, float(value)) if name or not equals else (name, float(text))
     except ValueError:
         raise InvalidInput(f"--ratio {text!r} cannot be read; write a share such as 0.5, or LAYER=RATIO") from None
 
@@ -358,6 +363,8 @@ def convert(
     is_quantized = precision in ("int8", "int4")
     runtime, folder, filename = _destination(output, runtime)
     source = _source(model, (".onnx", ".pt2") if is_quantized else (".pt2",))
+    if filename is not None and Path(model).resolve() == output.resolve():
+        raise InvalidInput(f"--output {output} is the model itself; choose another name")
     with loaded_call(source, inputs) as call:
         try:
             converted = convert_model(

@@ -324,8 +324,8 @@ def longest_time_s(
         raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
     if not target_precision > 0:
         raise InvalidInput(f"target_precision is {target_precision}; it must be above 0, such as 0.02 for ±2 %")
-    if not 0 < min_time_s < math.inf:
-        raise InvalidInput(f"min_time_s is {min_time_s}; it must be a time above 0 s, such as 1.0")
+    if not 0 < min_time_s <= 86_400:
+        raise InvalidInput(f"min_time_s is {min_time_s}; it must be a time above 0 s and at most a day, such as 1.0")
     limit_s = 5 * min_time_s if max_time_s is None else max_time_s
     if not min_time_s <= limit_s < math.inf:
         raise InvalidInput(f"max_time_s is {max_time_s}; it must be at least min_time_s, which is {min_time_s}")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edge_opt._support.files import check_regular
 from edge_opt.errors import InvalidInput, UnreadableProfile
 from edge_opt.measuring.statistics import latency_of, median
 from edge_opt.records.fields import field, record
@@ -61,9 +62,10 @@ def read_runtime_profile(path: str | os.PathLike[str]) -> RuntimeProfile:
         path: The file, as `FORMS` lists them.
     """
     try:
+        check_regular(Path(path))
         text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UnreadableProfile(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise UnreadableProfile(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     try:
         profile = _read(text)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

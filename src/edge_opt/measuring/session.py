@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from edge_opt import __version__
-from edge_opt._support.checks import check_one_of, check_whole
+from edge_opt._support.checks import check_one_of, check_threads
 from edge_opt._support.extras import import_optional, installed
 from edge_opt._support.unchanged import unchanged
 from edge_opt.cost.rules import price
@@ -195,7 +195,7 @@ def measure(
     >>> measured.latency.batch_size, [row.kind for row in measured.layers.layers]
     (4, ['Linear'])
     """
-    check_whole("threads", 1 if threads is None else threads)
+    check_threads(threads)
     limit_s = longest_time_s(min_time_s, max_time_s, target_precision, batch_size, repeats, warmup)
     where, is_training = find_device(device), mode == "train"
     module, inputs, kwargs, _ = resolve_call(model, inputs, kwargs)
@@ -422,6 +422,7 @@ def measure_pair(
             in all, with copies at other places.
     """
     models = {_BASELINE: baseline, _MODEL: model}
+    check_threads(threads)
     callers = {name: caller_on(each, inputs, kwargs, CPU, threads)[0] for name, each in models.items()}
     subjects = {name: caller.model for name, caller in callers.items()}
     with ExitStack() as states:
@@ -505,8 +506,8 @@ def diagnose(max_time_s: float = 5.0) -> Diagnosis:
 
 def machine_noise(max_time_s: float, environment: Environment) -> tuple[Latency, Comparison]:
     """Measure a fixed matrix product against itself, in `max_time_s` at most: its latency, and how well it repeats."""
-    if not max_time_s > 0:
-        raise InvalidInput(f"seconds is {max_time_s}; it must be above 0, such as 5")
+    if not 0 < max_time_s <= 3600:
+        raise InvalidInput(f"seconds is {max_time_s}; it must be above 0 and at most 3600, such as 5")
     matrix = torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(0))
 
     def product() -> object:

@@ -237,7 +237,7 @@ def parse_board(address: str, limit_s: float | None = 600.0) -> Board:
     start = address.find("]") + 1
     host, _, python = address[start:].partition(":")
     host = (address[:start] + host).replace("[", "").replace("]", "")
-    if not host or host.startswith("-"):
+    if not host or host.startswith("-") or not address.isprintable():
         raise InvalidInput(f"{address!r} is not an ssh host; write USER@HOST, or a name of your ssh configuration")
     return Board(host, python or "python3", limit_s)
 

@@ -98,8 +98,8 @@ def run_seeds(config: RunConfig, seeds: Sequence[int], folder: Path, run_one: Ru
 
     Levels that are `auto` are those of a grid: each seed would find one of its own, with nothing to average.
     """
-    if len(set(seeds)) < len(seeds) or any(seed < 0 for seed in seeds):
-        raise InvalidInput(f"seeds are {list(seeds)}; they must be different whole numbers, not below 0")
+    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
+        raise InvalidInput(f"seeds are {list(seeds)}; they must be different whole numbers, from 0 to 2^63")
     if config.pruning_levels == "auto":
         config = config.model_copy(update={"pruning_levels": [*GRID]})
     with keep_fork_servers():

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from edge_opt._support.checks import check_whole
+from edge_opt._support.checks import check_threads
 from edge_opt.errors import InvalidInput, translated
 from edge_opt.measuring.latency import TimedCall, interleaved
 from edge_opt.measuring.machine import read_environment
@@ -295,7 +295,7 @@ def open_runner(
     >>> runner.runtime, tuple(output.shape)
     ('torch', (3, 2))
     """
-    check_whole("threads", threads)
+    check_threads(threads)
     effective = None
     if isinstance(source, Converted):
         effective = source.effective_precision if runtime in (None, source.runtime) else None

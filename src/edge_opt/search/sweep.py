@@ -66,8 +66,11 @@ class SweepOptions:
     after_s: float = field("Seconds that are expected after the last candidate, for the time left.", default=0.0)
 
     def __post_init__(self) -> None:
-        if self.workers < 0 or self.retries < 0:
-            raise InvalidInput(f"workers is {self.workers} and retries is {self.retries}; expected 0 or more of each")
+        if not 0 <= self.workers <= 1024 or self.retries < 0:
+            raise InvalidInput(
+                f"workers is {self.workers} and retries is {self.retries}; expected 0 or more of each, and at most "
+                "1024 workers"
+            )
         if self.trials is not None and self.trials < 1:
             raise InvalidInput(f"trials is {self.trials}; expected 1 or more, or none for the whole space")
         if self.scheduler is not None:
