@@ -41,8 +41,12 @@ def test_longer_pauses_make_it_last_longer(seconds: float, factor: float) -> Non
 @pytest.mark.parametrize(
     ("battery", "every", "message"),
     [
-        ("220mAh", "10s", "220mAh@3V"), ("1mAh@3V", "10", "unit"), ("1mAh@3V", "100ms", "longer than every"),
-        ("1.2.3mAh@3V", "10s", "220mAh@3V"), ("0mAh@3V", "10s", "220mAh@3V"), ("1mAh@3V", "1" * 400 + "s", "unit"),
+        ("220mAh", "10s", "220mAh@3V"),
+        ("1mAh@3V", "10", "unit"),
+        ("1mAh@3V", "100ms", "longer than every"),
+        ("1.2.3mAh@3V", "10s", "220mAh@3V"),
+        ("0mAh@3V", "10s", "220mAh@3V"),
+        ("1mAh@3V", "1" * 400 + "s", "unit"),
     ],  # fmt: skip
 )
 def test_what_cannot_be_meant_is_refused(prediction: Prediction, battery: str, every: str, message: str) -> None:

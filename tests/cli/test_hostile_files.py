@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 import edge_opt as eo
-from edge_opt._support.files import own_folder, sync_folder, write_named, write_whole
+from edge_opt._support.files import own_folder, staging, sync_folder, write_named, write_whole
 from edge_opt._support.json import loads
 from edge_opt.budgets import PROFILE_METRICS, parse_budget, parse_budgets
 from edge_opt.cli import app
@@ -102,10 +102,6 @@ class Breaks:
         yield torch.zeros(2, 1, 28, 28), torch.zeros(2)
         raise Lost("batch 2")
 
-class Unplugged(torch.nn.Module):
-    def forward(self, x):
-        raise OSError("the camera is gone")
-
 breaks = Breaks()
 inputs = lambda: exit(0)
 """
@@ -119,7 +115,6 @@ NET = "edge_opt.model:SmallCNN -i 1x1x28x28"
         ("check own.py:Ends -i 1x4 --budget macs<=0", "SystemExit(0)"),
         ("profile edge_opt.model:SmallCNN -i own.py:inputs", "SystemExit(0)"),
         (f"convert {NET} -o n.onnx --verify-on own.py:breaks", "Lost: batch 2; the model's or the data's own code"),
-        ("convert own.py:Unplugged -i 1x4 -o n.onnx", "the camera is gone"),
         (f"profile {NET} --measure --threads 99999999999", "at most 1024"),
         (f"profile {NET} --measure --min-time 1e300", "at most a day"),
         (f"profile {NET} -t nrf52840 --battery 1mAh@3V --every 0s", "--every is '0s'"),
@@ -144,6 +139,11 @@ def test_what_cannot_be_done_is_one_sentence(
     write(tmp_path / "own.onnx", [node("Relu", "x", "y")], {"x": (1,)}, ["y"])
     monkeypatch.chdir(tmp_path)
     assert reason in refused(*words.split())
+
+
+def test_an_error_of_the_caller_is_not_one_of_the_disk(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="^the camera is gone$"), staging(tmp_path):
+        raise OSError("the camera is gone")
 
 
 def test_an_error_of_edge_opt_itself_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

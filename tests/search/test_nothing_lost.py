@@ -23,7 +23,7 @@ from edge_opt.records.sweeps import Candidate
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import run_phase
 from edge_opt.run.model_and_data import ModelAndData
-from edge_opt.search.isolation import Isolation, Limits, pickle_job
+from edge_opt.search.isolation import _START, Isolation, Limits, pickle_job
 from edge_opt.search.locks import build_lock, folder_lock, measurement_lock, run_folder
 from edge_opt.search.space import Space
 from edge_opt.search.store import STORE_NAME, Store
@@ -186,6 +186,27 @@ def test_locks_are_where_nobody_else_may_enter(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     # In a shared /tmp another user could take the name first.
     assert run_folder().parent in (Path(f"/run/user/{os.getuid()}"), tmp_path / "home" / ".cache" / "edge-opt")
+
+
+def test_without_a_home_the_folder_of_locks_has_no_name_to_predict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv("HOME", "/proc/none")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "edge-opt-run-taken").mkdir(mode=0o777)
+    (tmp_path / "edge-opt-run-taken").chmod(0o777)
+    if not Path(f"/run/user/{os.getuid()}").exists():
+        assert run_folder() == run_folder() != tmp_path / "edge-opt-run-taken"
+        assert run_folder().parent == tmp_path and run_folder().stat().st_mode & 0o777 == 0o700
+
+
+def test_a_fork_server_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    for name in ("ctypes", "json", "signal", "encodings"):
+        (tmp_path / f"{name}.py").write_text("open('executed', 'w')", encoding="utf-8")
+    words = [sys.executable, "-c", _START, "[]", "[]", str(os.getpid())]
+    subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:

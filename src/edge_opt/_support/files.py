@@ -96,9 +96,7 @@ def check_regular(path: Path) -> None:
 
 
 def mapped(path: Path) -> memoryview:
-    """Return the bytes of a file, read from the disk only where they are used; raise ValueError if it is empty.
-
-    """
+    """Return the bytes of a file, read from the disk only where they are used; raise ValueError if it is empty."""
     check_regular(path)
     with path.open("rb") as handle:
         # The mapping is closed when its last slice is freed.

@@ -230,7 +230,9 @@ def crash_of(dtype: torch.dtype) -> str | None:
     if name == "float32":
         return None
     trial = (
-        f"import torch; a = torch.ones(64, 64, dtype=torch.{name}); torch.mm(a, a); "
+        # Not from the current folder, which `-c` puts first: others may be able to write there.
+        "import sys; sys.path[:] = filter(None, sys.path); import torch; "
+        f"a = torch.ones(64, 64, dtype=torch.{name}); torch.mm(a, a); "
         "torch.conv2d(a.view(1, 16, 16, 16), a.view(-1)[:2304].view(16, 16, 3, 3))"
     )
     code = subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode

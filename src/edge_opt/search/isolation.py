@@ -81,8 +81,11 @@ _POLL_BUILDS_EVERY_S = 0.1
 _END_WITHIN_S = 2.0
 # The kernel ends the server with the sweep while it imports, when it does not read its pipe yet: from before the first
 # slow import. `serve` takes that back: the kernel would also act at the end of the thread that started the server.
+# `-c` looks for modules in the current folder first, where others may be able to write, such as /tmp.
 _START = """
-import ctypes, json, os, signal, sys
+import sys
+sys.path[:] = filter(None, sys.path)
+import ctypes, json, os, signal
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() != int(sys.argv[3]):

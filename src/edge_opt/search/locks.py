@@ -195,7 +195,9 @@ def run_folder() -> Path:
         folder = Path.home() / ".cache" / "edge-opt" / f"run-{socket.gethostname()}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return _create_private(folder)
-    return _create_private(Path(tempfile.gettempdir()) / f"edge-opt-{user}")  # an account without a home
+    # An account without a home: others could take a name that can be predicted.
+    folders = sorted(folder for folder in Path(tempfile.gettempdir()).glob("edge-opt-run-*") if _is_private(folder))
+    return folders[0] if folders else Path(tempfile.mkdtemp(prefix="edge-opt-run-"))
 
 
 def _create_private(folder: Path) -> Path:
