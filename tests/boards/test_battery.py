@@ -47,7 +47,7 @@ def test_longer_pauses_make_it_last_longer(seconds: float, factor: float) -> Non
         ("1.2.3mAh@3V", "10s", "220mAh@3V"),
         ("0mAh@3V", "10s", "220mAh@3V"),
         ("1mAh@3V", "1" * 400 + "s", "unit"),
-    ],  # fmt: skip
+    ],
 )
 def test_what_cannot_be_meant_is_refused(prediction: Prediction, battery: str, every: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):

@@ -119,6 +119,14 @@ def test_a_file_in_the_users_folder_is_a_device_like_any_other(own_folder: Path)
     assert "my-board" in [spec.name for spec in eo.devices()]
 
 
+def test_a_key_of_thousands_of_parts_is_refused(tmp_path: Path) -> None:
+    # 50 000 parts took gigabytes.
+    for number, text in enumerate(("a" + ".a" * 5_000 + " = 1", "x = {" + "a." * 5_000 + "a = 1}")):
+        (path := tmp_path / f"{number}.toml").write_text(text)
+        with pytest.raises(EdgeOptError, match="more than 100 parts"):
+            eo.device(path)
+
+
 def test_a_file_by_path_as_toml_and_as_json_is_the_same_device(tmp_path: Path) -> None:
     as_toml, as_json = tmp_path / "board.toml", tmp_path / "board.json"
     as_toml.write_text(MINE)

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,19 @@ def test_loading_weights_never_runs_code(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(UnreadableModel, match="loading that runs code from the file; .* allow_pickle=True"):
         load_weights(nn.Linear(2, 2), tmp_path / "trap.pt")
     assert not trap.exists()
+
+
+@pytest.mark.parametrize("damage", ["compressed", "stack"])
+def test_a_file_of_weights_that_torch_does_not_write_is_refused(tmp_path: Path, damage: str) -> None:
+    torch.save({"weight": torch.zeros(2**20)}, tmp_path / "whole.pt")
+    kind = zipfile.ZIP_DEFLATED if damage == "compressed" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "w.pt", "w", kind) as changed:
+        for name in whole.namelist():
+            is_changed = damage == "stack" and name.endswith("data.pkl")
+            changed.writestr(name, b"\x80\x02" + b"(" * 1000 + b"." if is_changed else whole.read(name))
+    # 4 MiB of zeros are 4 KiB of a compressed file; 4 GiB are 4 MiB.
+    with pytest.raises(UnreadableModel, match="is compressed" if damage == "compressed" else "cut off"):
+        load_weights(nn.Linear(2, 2), tmp_path / "w.pt")
 
 
 def test_weights_come_from_either_kind_of_file(tmp_path: Path) -> None:

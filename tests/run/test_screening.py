@@ -13,8 +13,10 @@ from torch import nn
 from edge_opt.compress import finetune, prune
 from edge_opt.data import Splits, load_splits
 from edge_opt.errors import Disagrees
+from edge_opt.measuring.statistics import latency_of
 from edge_opt.model import SmallCNN
 from edge_opt.pruning.plan import make_plan
+from edge_opt.records.measurements import Latency
 from edge_opt.records.sweeps import Candidate
 from edge_opt.run import job as job_module
 from edge_opt.run import screen_runtimes, variants
@@ -223,3 +225,12 @@ def test_one_of_two_runtimes_with_the_same_kernels_is_screened(tmp_path: Path, m
     assert [phase for phase, _ in phases] == ["convert", "compare"]
     # The decision is stored.
     assert screen_runtimes.choose_pairs(job, tmp_path, pairs, lambda _: None) == dropped and len(phases) == 2
+
+
+def test_a_cpu_time_of_zero_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*_: object, **__: object) -> dict[str, Latency]:
+        return {"a": latency_of([2e-5] * 9, [0.0] + [2e-5] * 8), "b": latency_of([1e-5] * 9, [1e-5] * 9)}
+
+    monkeypatch.setattr(screen_runtimes, "measure_runners", measured)
+    job = PipelineJob(ModelAndData(SmallCNN(), {}, RunConfig(threads=1)), tmp_path / "run" / "cache")
+    assert screen_runtimes.interleaved_seconds(job, {}, []) == {"a": 2e-5, "b": 1e-5}

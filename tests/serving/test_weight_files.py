@@ -227,6 +227,17 @@ HOSTILE = {
     "no architecture": gguf_bytes(0, 0),
     "a tensor beyond the file": gguf_bytes(1, 0, text("a") + struct.pack("<IQQIQ", 2, 2**40, 2**20, 0, 0)),
     "200 000 tensors": gguf_bytes(200_000, 0, (text("a") + struct.pack("<IQIQ", 1, 1, 0, 0)) * 200_000),
+    # A vocabulary alone was answered with 0 bytes and 0 FLOPs.
+    "no tensors": gguf_bytes(0, 1, text("general.architecture") + struct.pack("<I", 8) + text("llama")),
+    "one of 65535 parts": gguf_bytes(
+        0,
+        2,
+        text("general.architecture")
+        + struct.pack("<I", 8)
+        + text("llama")
+        + text("split.count")
+        + struct.pack("<IH", 2, 65535),
+    ),
     "as many sizes as fit": gguf_bytes(1, 0, text("a") + struct.pack("<I", 2**31)),
 }
 

@@ -340,11 +340,18 @@ def read_table(path: Path) -> Mapping[str, Any]:
     """Read what a TOML or JSON file holds, of a device, a platform or a calibration."""
     if not path.exists():
         raise UnknownDevice(f"no file {str(path)!r}; `edge-opt devices` lists what is there without one")
-    parse = loads if path.suffix.lower() == ".json" else tomllib.loads
+    parse = loads if path.suffix.lower() == ".json" else _load_toml
     data: Any = read_document(path, InvalidDevice, "`edge-opt devices` lists what is there without one", parse)
     if not isinstance(data, Mapping):
         raise InvalidDevice(f"{path} holds a {type(data).__name__}; a device is a table with a name and figures")
     return data
+
+
+def _load_toml(text: str) -> Any:
+    # The parser's memory grows with the square of the parts of a key such as a.b.c.
+    if any(part.count(".") > 100 for part in re.split(r"[=,\n{]", text)):
+        raise ValueError("a key has more than 100 parts")
+    return tomllib.loads(text)
 
 
 def is_platform_table(table: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import pickle
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from torch import nn
 from edge_opt._support.extras import import_optional
 from edge_opt._support.files import publish, staging
 from edge_opt._support.json import from_plain, read_document
-from edge_opt.errors import InvalidInput, NotSaved, PruningFailed, UnreadableModel, UnreadableProfile
+from edge_opt.errors import InvalidInput, NotSaved, PruningFailed, UnreadableModel, UnreadableProfile, first_line
 from edge_opt.pruning.attention import HEAD_COUNTS, HEAD_WIDTHS, PrunedAttention
 from edge_opt.pruning.coupling import ChannelMap, kept_channels
 from edge_opt.pruning.layer_kinds import Side, channels, counted_attributes, state_tensors
@@ -353,6 +354,10 @@ def _read_safetensors(source: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_torch(source: Path, allow_pickle: bool) -> dict[str, torch.Tensor]:
+    if zipfile.is_zipfile(source):  # torch stores without compression: no file may become larger in memory
+        with zipfile.ZipFile(source) as archive:
+            if sum(part.file_size for part in archive.infolist()) > source.stat().st_size:
+                raise UnreadableModel(f"{str(source)!r} is compressed, which torch.save does not do; save it again")
     try:
         content = torch.load(source, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -363,8 +368,8 @@ def _read_torch(source: Path, allow_pickle: bool) -> dict[str, torch.Tensor]:
                 "file as you trust a program"
             ) from error
         content = torch.load(source, map_location="cpu", weights_only=False)
-    except (RuntimeError, EOFError, ValueError) as error:
-        raise UnreadableModel(f"{str(source)!r} is cut off or is not a torch file: {error}") from error
+    except Exception as error:  # whatever the unpickler of a damaged file stumbles over
+        raise UnreadableModel(f"{str(source)!r} is cut off or is not a torch file: {first_line(error)}") from error
     if isinstance(content, nn.Module):
         content = content.state_dict()
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):

@@ -217,7 +217,8 @@ def interleaved_seconds(
     with measurement_lock(folder=job.root):
         latencies = measure_runners(runners, *inputs, min_time_s=_WINDOW_S, max_time_s=2 * _WINDOW_S)
     # One thread computes as long as its CPU time. Others only make a block longer, so the shortest one counts.
-    is_alone = job.config.used_threads == 1
+    # Where a hypervisor takes the processor away, Linux subtracts that, and the CPU time of a short block may be 0.
+    is_alone = job.config.used_threads == 1 and all(each.cpu_minimum_s > 0 for each in latencies.values())
     return {key: each.cpu_minimum_s if is_alone else each.minimum_s for key, each in latencies.items()}
 
 

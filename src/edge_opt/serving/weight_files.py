@@ -127,6 +127,12 @@ def read_gguf(parts: list[Path]) -> WeightFile:
         raise ModelNotFound(f"two parts of {str(parts[0])!r} hold a tensor of the same name; download them again")
     if not isinstance(first.metadata.get("general.architecture"), str):
         raise ModelNotFound(f"{str(parts[0])!r} has no general.architecture, so it is not a model")
+    count = first.metadata.get("split.count", 0)
+    if isinstance(count, int) and count > len(parts):
+        last = f"-00001-of-{count:05d}.gguf"
+        raise ModelNotFound(f"{str(parts[0])!r} is one of {count} parts; name them as they were split: NAME{last}")
+    if not tensors:
+        raise ModelNotFound(f"{str(parts[0])!r} holds no tensors, only a description or a vocabulary; pass the model")
     disk_bytes = sum(part.stat().st_size for part in parts)
     return WeightFile(
         parts[0], "gguf", tensors, first.metadata, disk_bytes, len(parts), first.tokens, first.tokenizer_bytes
