@@ -26,6 +26,11 @@ class Exits(nn.Module):
         os._exit(3)
 
 
+class Interrupted(nn.Module):
+    def forward(self, x):
+        raise KeyboardInterrupt
+
+
 class Unpicklable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -45,6 +50,12 @@ def test_an_isolated_profile_equals_an_ordinary_one() -> None:
 def test_a_crash_becomes_a_sentence(model: nn.Module, message: str) -> None:
     with pytest.raises(TraceFailed, match=message):
         eo.profile(model, (2, 8), isolate=True)
+
+
+def test_an_interrupt_prints_nothing_in_the_other_process(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TraceFailed, match="exit code 130"):
+        eo.profile(Interrupted(), (2, 8), isolate=True)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_refusal_is_the_same_in_a_separate_process() -> None:

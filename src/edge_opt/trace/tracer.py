@@ -112,6 +112,8 @@ def trace_in_separate_process(*args: Any, **options: Any) -> Trace:
         except EdgeOptError as error:
             error.__cause__ = error.__context__ = None  # they may hold what cannot be pickled
             sender.send(error)
+        except KeyboardInterrupt:  # Ctrl-C reaches both processes; this one would print a traceback
+            raise SystemExit(130) from None
 
     process = context.Process(target=work)
     with warnings.catch_warnings():
