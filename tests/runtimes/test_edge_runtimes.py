@@ -80,6 +80,19 @@ def test_executorch_runs_static_int8(tmp_path: Path) -> None:
             assert (runner.threads, other.threads) == (2, 2)
 
 
+@LOCKED
+@pytest.mark.slow
+def test_ranges_of_a_litert_file_are_those_of_all_samples(tmp_path: Path) -> None:
+    # One output per sample, 8 to -8. An average of the range of single samples would leave a point near 0.
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1, bias=False)).eval()
+    torch.nn.init.constant_(model[1].weight, 2.0)
+    x = torch.linspace(-1, 1, 17)[:, None, None].expand(17, 2, 2).contiguous()
+    done = compress.convert(model, (1, 2, 2), "int8", "litert", calibration=[x], output=tmp_path, fixed_batch=True)
+    with compress.open_runner(done) as runner, torch.no_grad():
+        # a step of the output is 16/255, one of the inputs 2/255 with a sum of weights of 8
+        assert torch.allclose(runner(x)[0], model(x), atol=2 * 16 / 255)
+
+
 def test_layers_are_not_spared_where_nobody_asks_the_quantiser_to() -> None:
     with pytest.raises(InvalidInput, match="cannot keep single layers in float; use onnxruntime and openvino"):
         compress.convert(Residual(), SHAPE, "int8", "litert", calibration=PICTURES, keep_float=["conv"])

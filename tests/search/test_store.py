@@ -199,8 +199,20 @@ def test_timing_waits_for_builds_and_builds_wait_for_timing(tmp_path: Path, monk
 
 def test_builds_go_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with build_lock(), build_lock():
-        pass
+    waits, said = threading.Event(), list[str]()
+
+    def measure() -> None:
+        with measurement_lock(lambda holder: (said.append(holder), waits.set())):  # type: ignore[func-returns-value]
+            pass
+
+    with build_lock(folder=Path("long")):
+        with build_lock(folder=Path("short")):
+            pass
+        waiting = threading.Thread(target=measure)
+        waiting.start()
+        assert waits.wait(30)
+    waiting.join(30)
+    assert said[0].startswith("the sweep in long (process ")  # the other one has ended
 
 
 def test_a_folder_without_a_sweep_is_said(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def server(root: Path) -> Any:
     app = package.MCPServer("edge-opt", instructions="What PyTorch models cost on limited hardware; docs/agents.md.")
 
     def profile(
-        model: str, inputs: list[str] | str, target: str | None = None, precision: str = "fp32"
+        model: str, inputs: list[str] | str, target: str | None = None, precision: str | None = None
     ) -> dict[str, Any]:
         """Return MACs, parameters, memory and, with a target, the predicted time of a model.
 
@@ -105,9 +105,12 @@ def server(root: Path) -> Any:
         result: dict[str, Any] = command_json(root, "llm", [model], **chosen)
         return result
 
-    def explain(before: str, after: str, inputs: list[str] | str) -> dict[str, Any]:
-        """Run two models or files here and return why the second is faster or is not; net.py:Net@int8 converts."""
-        result: dict[str, Any] = command_json(root, "explain", [before, after], inputs=inputs)
+    def explain(before: str, after: str, inputs: list[str] | str, target: str | None = None) -> dict[str, Any]:
+        """Return why the second of two models or files is faster or is not; net.py:Net@int8 converts.
+
+        Both run here; with a target nothing runs, and times there are predicted.
+        """
+        result: dict[str, Any] = command_json(root, "explain", [before, after], inputs=inputs, target=target)
         return result
 
     errors = import_optional("mcp.server.mcpserver.exceptions", "edge-opt mcp needs", "mcp")

@@ -464,7 +464,9 @@ def summary_lines(profile: ModelProfile, *, is_verbose: bool = True) -> list[Not
         ("Coverage", coverage),
     ]
     if shown is not profile:
-        lines.append(("Precision", f"bytes are those of {profile.predictions[0].precision}, as on the target"))
+        as_given = shown.totals.input_bytes == profile.totals.input_bytes
+        others = "; inputs count as they are passed" if as_given else ""
+        lines.append(("Precision", f"bytes are those of {profile.predictions[0].precision}, as on the target{others}"))
     if profile.measurement is not None:
         lines += measured_lines(profile.measurement)
     lines += fits_lines(profile)

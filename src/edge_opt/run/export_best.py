@@ -99,8 +99,14 @@ def read_input(path):
 
 
 labels = None
+if sys.argv[1:2] in (["-h"], ["--help"]):
+    sys.exit(__doc__)
 if len(sys.argv) > 1:
-    inputs = [read_input(Path(sys.argv[1]))]
+    try:
+        inputs = [read_input(Path(sys.argv[1]))]
+    except (ImportError, OSError, ValueError) as error:
+        expected = "x".join(map(str, samples["input_0"].shape[1:]))
+        sys.exit(f"cannot read {{sys.argv[1]}} as samples of {{expected}}: {{error}}\\n\\n{{__doc__}}")
 else:
     count = sum(name.startswith("input_") for name in samples.files)
     inputs, labels = [samples[f"input_{{index}}"] for index in range(count)], samples["labels"]

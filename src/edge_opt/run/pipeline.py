@@ -118,6 +118,7 @@ def run(
     root = Path(config.output_dir if output is None else output)
     search = _search_options(config, **options)
     source = ModelAndData.from_config(config)
+    source.task()  # an unknown metric or loss is refused before a model is loaded, which may take minutes
     splits, untrained = _loaded(source)
     for path in config.layer_pruning:
         check_path(untrained, path)
@@ -181,6 +182,7 @@ def sweep(
     search = _search_options(config, workers=workers, scheduler=scheduler, insecure=insecure, retry_failed=retry_failed)
     reference = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
     source = ModelAndData.from_arguments(reference or resolve_call(model)[0], loaders, inputs, config)
+    task = source.task()  # an unknown metric or loss is refused before a model is loaded, which may take minutes
     splits, original = _loaded(source)
     for path in config.layer_pruning:
         check_path(original, path)
@@ -191,7 +193,6 @@ def sweep(
         shape = first_shape(call)
         if inputs is not None and tuple(shape) != tuple(inputs):
             raise InvalidInput(f"inputs is {tuple(inputs)}, and samples of the data make it {tuple(shape)}")
-        task = source.task()
         task.check(original, splits.validation)
         # A loss that does not fit is refused before anything is trained.
         trains = config.fine_tune_epochs > 0 and (config.prunes or bool(config.train_for_int8) or config.fair)

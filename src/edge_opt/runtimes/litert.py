@@ -181,15 +181,31 @@ def _quantize(request: ConversionRequest, source: BuiltModel) -> None:
     package, recipes = _part("ai_edge_quantizer"), _part("ai_edge_quantizer.recipe")
     with quiet(), translated("LiteRT could not quantize the model"):
         quantizer = package.quantizer.Quantizer(str(source.path))
-        quantizer.load_quantization_recipe(getattr(recipes, _RECIPES[request.scheme])())
+        recipe = getattr(recipes, _RECIPES[request.scheme])()
+        quantizer.load_quantization_recipe(recipe)
         ranges = None
         if request.scheme == "static":
             feeds = [
                 {f"args_{index}": tensor.numpy() for index, tensor in enumerate(tensors)}
                 for tensors in in_batches_of(request.calibration or [], source.batch)
             ]
-            ranges = quantizer.calibrate({"serving_default": feeds})
+            ranges = _ranges(source.path, recipe, feeds)
         quantizer.quantize(ranges).export_model(str(request.path), overwrite=True)
+
+
+def _ranges(path: Path, recipe: Any, feeds: list[dict[str, Any]]) -> Any:
+    """Return the smallest and the largest value of each tensor.
+
+    `Quantizer.calibrate` averages the ranges of the feeds. A file of batch 1 is fed sample by sample, and the average
+    range of single samples clips: of one output value per sample it left a single point.
+    """
+    calibrator = _part("ai_edge_quantizer.calibrator")
+    manager = _part("ai_edge_quantizer.recipe_manager").RecipeManager()
+    manager.load_quantization_recipe(recipe)
+    widened = _part("ai_edge_quantizer.utils.qsv_utils").min_max_update
+    calibration = calibrator.Calibrator(str(path), qsv_update_func=widened)
+    calibration.calibrate({"serving_default": feeds}, manager)
+    return calibration.get_model_qsvs()
 
 
 def export_tflite(call: ModelCall, path: Path, fixed_batch: bool = False) -> Exported:

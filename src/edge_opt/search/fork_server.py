@@ -24,7 +24,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -62,7 +62,9 @@ def serve(preload: list[str]) -> None:
         try:
             called, _, argument = name.removeprefix("?").partition(" ")
             module, _, function = called.partition(":")
-            imported = importlib.import_module(module)
+            # What a library that only saves time complains of while it is imported concerns no user.
+            with _silent() if name.startswith("?") and not function else contextlib.nullcontext():
+                imported = importlib.import_module(module)
             if function:
                 getattr(imported, function)(*([argument] if argument else []))
         except Exception as error:
@@ -98,6 +100,19 @@ def serve(preload: list[str]) -> None:
             os.setpgid(pid, pid)
         _reply(replies, {"pid": pid})
         _reply(replies, {"status": _wait(pid, requests.fileno(), woken)})
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Send what is written to stderr nowhere, also by libraries that do not go through Python."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _threads() -> int:

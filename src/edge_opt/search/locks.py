@@ -145,33 +145,46 @@ def _lock(file: TextIO, kind: int, work: TextIO, on_wait: OnWait) -> bool:
 
 @contextlib.contextmanager
 def _signed(work: TextIO, what: str, folder: Path | None) -> Iterator[None]:
-    """Write into the lock file who holds it, for those who wait. Of several builds, the last one is named."""
-    signature = json.dumps([what, str(folder or _working_in or ""), os.getpid(), f"{datetime.now():%H:%M:%S}"])
+    """Write into the lock file who holds it, for those who wait: a line each, as builds go side by side."""
+    line = json.dumps([what, str(folder or _working_in or ""), os.getpid(), f"{datetime.now():%H:%M:%S}"]) + "\n"
     # Who it is is for people only: a disk that is full must not stop the work.
     with contextlib.suppress(OSError):
-        work.truncate(0)
-        work.write(signature)
+        if what == "measures":  # nobody else works: lines of killed processes go
+            work.truncate(0)
+        work.write(line)
         work.flush()
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
             work.seek(0)
-            if work.read() == signature:
-                work.truncate(0)
+            others = work.read().replace(line, "", 1)
+            work.truncate(0)
+            work.write(others)
+            work.flush()
 
 
 def _holder(work: TextIO) -> str:
-    """Return who holds the lock of this machine, its folder and since when."""
+    """Return who holds the lock of this machine, its folder and since when; of several builds, the first."""
     for _ in range(_TRIES):  # who takes the lock signs it an instant later
         with contextlib.suppress(OSError, ValueError):
             work.seek(0)
-            what, folder, pid, since = json.loads(work.read())
-            break
+            for what, folder, pid, since in map(json.loads, work.read().splitlines()):
+                if _is_running(pid):
+                    who = f"the sweep in {folder or 'another folder'} (process {pid})"
+                    return f"{who} {what} on this machine since {since}"
         time.sleep(_PAUSE_S)
-    else:
-        return "another sweep works on this machine"
-    return f"the sweep in {folder or 'another folder'} (process {pid}) {what} on this machine since {since}"
+    return "another sweep works on this machine"
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _machine_file(name: str) -> TextIO:
@@ -179,7 +192,7 @@ def _machine_file(name: str) -> TextIO:
     # O_NOFOLLOW: in a shared temporary directory somebody could place a link to a file of ours.
     # O_CLOEXEC: a child that inherits the descriptor would keep the lock after its parent has ended.
     path = run_folder() / f"{name}.lock"
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "a+")
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "a+")
 
 
 def run_folder() -> Path:
