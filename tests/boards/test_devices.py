@@ -58,6 +58,8 @@ def test_every_figure_has_a_source_and_a_kind(path: Path) -> None:
     found = list(figures(spec))
     assert found
     assert all(figure.source.strip() and figure.kind in KINDS and figure.value > 0 for figure in found)
+    # A source is a document of somebody else.
+    assert not any(word in figure.source for figure in found for word in ("edge_opt", "survey", "public table"))
     assert bool(spec.bandwidths) != bool(spec.bandwidth_unknown)
     assert spec.origin == path.name
 
@@ -70,14 +72,6 @@ def test_every_figure_has_a_source_and_a_kind(path: Path) -> None:
 )
 def test_the_devices_that_were_asked_for_are_there(asked: str) -> None:
     assert eo.device(asked).name == asked
-
-
-def test_the_seeds_figures_are_there_with_their_source() -> None:
-    quoted = {name: eo.device(name).bandwidth("quoted") for name in ("raspberry-pi-4", "jetson-nano", "desktop-ddr4")}
-    assert all(figure is not None and "edge_opt documentation" in figure.source for figure in quoted.values())
-    assert [figure.value for figure in quoted.values() if figure] == [4.3e9, 25.6e9, 50e9]
-    assert quoted["desktop-ddr4"] is not None
-    assert (quoted["desktop-ddr4"].low, quoted["desktop-ddr4"].high) == (40e9, 60e9)
 
 
 def test_datasheet_and_measured_bandwidth_stay_apart() -> None:
