@@ -264,22 +264,32 @@ def _with_memory(
     prediction: Prediction, target: ResolvedTarget, profile: ModelProfile, model: Any, runtime: str | None
 ) -> Prediction:
     try:
-        source: Any = str(model.file) if isinstance(model, FileModel) else profile
-        precision = prediction.precision
-        if source is profile and precision not in ("int8", "fp32"):
-            raise InvalidInput(f"TFLM does not compute in {precision}")
-        mcu = mcu_memory(
-            source,
-            core=target.spec,
-            kernels=kernels_on(target),
-            precision="fp32" if precision == "fp32" else "int8",
-            runtime=ST_RUNTIME if runtime == ST_RUNTIME else "tflm",
-        )
-        return replace(prediction, mcu=mcu)
+        source = model.file if isinstance(model, FileModel) else profile
+        return replace(prediction, mcu=memory_on(target, source, prediction.precision, runtime))
     except EdgeOptError as error:
         # Weights stay in flash, so the sum of all tensors would be a wrong verdict.
         remark = f"{MEMORY_UNKNOWN}: {error}"
         return replace(prediction, ram_bytes=(), remarks=(*prediction.remarks, remark))
+
+
+def memory_on(target: ResolvedTarget, source: Path | ModelProfile, precision: str, runtime: str | None) -> McuMemory:
+    """Return RAM and flash on a microcontroller, as profiles and sweeps say them.
+
+    Args:
+        target: The microcontroller.
+        source: A file, which has a precision of its own, or the profile of a module.
+        precision: Of a module.
+        runtime: The runtime that was asked for: ST's, else TFLM is meant.
+    """
+    if isinstance(source, ModelProfile) and precision not in ("int8", "fp32"):
+        raise InvalidInput(f"TFLM does not compute in {precision}")
+    return mcu_memory(
+        source,
+        core=target.spec,
+        kernels=kernels_on(target),
+        precision="fp32" if precision == "fp32" else "int8",
+        runtime=ST_RUNTIME if runtime == ST_RUNTIME else "tflm",
+    )
 
 
 def _peak(arena: TflmArena) -> tuple[int, list[PlannedBuffer]]:

@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -17,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 from edge_opt import units
 from edge_opt._support.json import read_document
 from edge_opt.boards.capacity import peak_memory
-from edge_opt.errors import BudgetError, InvalidInput
+from edge_opt.errors import BudgetError, EdgeOptError, InvalidInput
 from edge_opt.records.measurements import Interval
 from edge_opt.records.predictions import Prediction
 from edge_opt.records.profiles import Budget, FigureUnit, Increase, ModelProfile, Relation
@@ -135,6 +136,19 @@ def _train_flops_interval(step: TrainingCost) -> Interval | None:
     return Interval(step.flops, math.inf) if step.is_lower_bound else None
 
 
+def _ram_on_target(profile: ModelProfile) -> float | None:
+    """Return what one call takes there, as in sweeps: a microcontroller's arena, else the planned peak."""
+    from edge_opt.boards.targets import find_spec
+
+    prediction = profile.prediction
+    if prediction is None or prediction.mcu is not None:
+        return None if prediction is None or prediction.mcu is None else prediction.mcu.arena_bytes
+    with suppress(EdgeOptError):  # a calibration, or a file that is gone
+        if find_spec(prediction.target).microcontroller is not None:
+            return None
+    return peak_memory(profile, prediction.precision, lifetimes="planner").total_bytes
+
+
 PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _priced("macs", "count", lambda profile: profile.totals.macs),
     _priced("flops", "count", lambda profile: profile.totals.flops),
@@ -169,8 +183,8 @@ PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _of("prediction", "predicted", "time", lambda prediction: prediction.seconds, _predicted_interval),
     # Layers that leave an NPU for the CPU.
     _of("prediction", "cpu_layers", "count", lambda prediction: prediction.cpu_layers),
-    # Of a microcontroller: the arena, and the file with the code of TFLM.
-    _of("prediction", "ram", "bytes", lambda prediction: prediction.mcu and prediction.mcu.arena_bytes),
+    _family("ram", "bytes", lambda profile: _ram_on_target(profile), is_predicted=True),
+    # Of a microcontroller: the file with the code of TFLM.
     _of("prediction", "flash", "bytes", lambda prediction: prediction.mcu and prediction.mcu.flash_bytes),
 )
 
@@ -231,6 +245,8 @@ _PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _HUNDREDTHS = ("%", "point", "points", "pp")
 _RELATIONS: dict[str, Relation] = {"<=": "<=", "<": "<", ">=": ">=", ">": ">", "≤": "<=", "≥": ">="}
 _KNOWN: Mapping[str, Metric[Any]] = {**TRIAL_METRICS, **PROFILE_METRICS}
+# The names that figures of a target have in sweeps, and those that they have in a profile.
+_OF_TARGET = (("target_latency_", "predicted_"), ("target_ram_", "ram_"), ("target_flash_", "flash_"))
 
 
 def parse_budget(text: str, metrics: Mapping[str, Metric[Any]] = _KNOWN) -> Budget:
@@ -249,7 +265,8 @@ def parse_budget(text: str, metrics: Mapping[str, Metric[Any]] = _KNOWN) -> Budg
     """
     parts = _match(text)
     # A profile has `ram_kib` of its target; in a sweep the same figure stands beside those of this machine.
-    metric = metrics.get(parts["name"]) or metrics.get(f"target_{parts['name']}")
+    other = next((own + parts["name"].removeprefix(name) for name, own in _OF_TARGET if name in parts["name"]), "")
+    metric = metrics.get(parts["name"]) or metrics.get(f"target_{parts['name']}") or metrics.get(other)
     if metric is None:
         raise BudgetError(text, parts.start("name"), _unknown_metric(parts["name"], metrics))
     if parts["relation"] not in _RELATIONS:

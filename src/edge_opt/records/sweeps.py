@@ -265,7 +265,9 @@ class Violation(Record):
     def __str__(self) -> str:
         if self.constraint == FASTER_THAN_UNPRUNED:
             return f"not {FASTER_THAN_UNPRUNED}"
-        return f"{self.constraint}, {'unknown' if self.value is None else f'measured {self.value:.4g}'}"
+        # Figures of a target are predicted, estimated or measured; their columns say which.
+        how = "it is" if self.metric.startswith("target_") else "measured"
+        return f"{self.constraint}, {'unknown' if self.value is None else f'{how} {self.value:.4g}'}"
 
     @property
     def excess(self) -> float | None:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -189,8 +189,9 @@ class PipelineJob:
             trained = self._score(candidate, again, rounded, splits)
             remarks = [f"{problem}; trained with int8 rounding it scores {trained.value:.4g}"]
             if score is None or score.drop(trained) < 0:
-                variant, score, built = rounded, trained, again
+                variant, score = rounded, trained
                 shutil.copytree(aside, folder, dirs_exist_ok=True)
+                built = replace(again, path=str(folder / Path(again.path).relative_to(aside)))
             shutil.rmtree(aside)
         if variant.folder is not None:
             shutil.copytree(variant.folder, folder / PRUNED)

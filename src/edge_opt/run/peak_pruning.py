@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from edge_opt.boards.mcu_memory import kernels_on, mcu_memory
+from edge_opt.boards.mcu_memory import memory_on
 from edge_opt.budgets import parse_budgets, trial_metrics
 from edge_opt.errors import EdgeOptError
 from edge_opt.pruning.plan import PruningPlan, make_plan, pruning_context
@@ -19,7 +19,7 @@ from edge_opt.records.microcontrollers import McuMemory
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import Candidate
 from edge_opt.run.job import PipelineJob, run_phase
-from edge_opt.run.target_sweep import target_of, targets_by_pair
+from edge_opt.run.target_sweep import targets_by_pair
 from edge_opt.search.sweep_progress import Listener, Notice
 from edge_opt.tasks.batches import example_inputs, sized_call
 
@@ -54,13 +54,13 @@ class PeakJob:
         job, config = self.job, self.job.config
         there = targets_by_pair(config)[0]
         precision: Literal["int8", "fp32"] = "int8" if "int8" in config.precisions else "fp32"
-        target = target_of(there, (precision, "litert")) or next(iter(there.values()))
+        target = there.get((precision, "litert")) or next(iter(there.values()))
         splits = job.source.splits()
         parent = job.variant(splits, Candidate(0.0, "fp32", "torch")).model
         call = sized_call(job.source.call(splits, parent), config.deploy_batch)
 
         def memory_of(profile: ModelProfile) -> McuMemory:
-            return mcu_memory(profile, core=target.spec, kernels=kernels_on(target), precision=precision)
+            return memory_on(target, profile, precision, config.target_runtime)
 
         try:
             with pruning_context():

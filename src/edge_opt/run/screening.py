@@ -214,7 +214,9 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
         return Screening(whole, (Level(max(shares), "auto", None, None, f"not pruned: {error}"),))
     next_larger = _next_larger(largest, distinct) if config.fine_tune_epochs else {}
     models = largest | {place: plan.build_ratio(*place).eval() for place in next_larger.values()}
-    ratios = _ratios(model_times(job, splits, {UNPRUNED: parent, **models}, quick_pairs(pairs))) if largest else {}
+    # Predictions need no conversion.
+    timed = pairs if config.targets else quick_pairs(pairs)
+    ratios = _ratios(model_times(job, splits, {UNPRUNED: parent, **models}, timed)) if largest else {}
     order = sorted((place for place in largest if ratios.get(place, 1.0) <= FASTER), key=lambda place: ratios[place])
 
     def accuracy_gap(place: Place) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import nn
@@ -19,7 +19,7 @@ from torch import nn
 from edge_opt._support.json import to_plain
 from edge_opt.boards.capacity import peak_memory
 from edge_opt.boards.estimate import predictions
-from edge_opt.boards.mcu_memory import kernels_on, mcu_memory
+from edge_opt.boards.mcu_memory import MEMORY_UNKNOWN, memory_on
 from edge_opt.boards.platform_file import Platform
 from edge_opt.boards.ratios import VariantOnPlatform, ratio_width, variant_on
 from edge_opt.boards.targets import TFLITE_RUNTIMES, ResolvedTarget, best_known, platforms_of
@@ -95,7 +95,14 @@ def targets_by_pair(config: RunConfig) -> tuple[Mapping[Pair, ResolvedTarget], .
         for precision, target in by_precision.items():
             for other in (target, *_other_runtimes(target, config)) if target.platform or not has_times else ():
                 by_pair.setdefault((precision, _built_with(other)), other)
-        targets.append(by_pair)
+        built = {runtime for _, runtime in by_pair}
+        if config.runtimes == "auto":
+            named = [] if built & set(installed_runtimes()) else ["onnxruntime"]
+        else:
+            named = [] if built & set(config.runtimes) else [*config.runtimes]
+        # Nothing that is tried runs there: what the same model takes in a runtime of the target.
+        first = {precision: other for (precision, _), other in reversed(by_pair.items())}
+        targets.append(by_pair | {(precision, name): other for precision, other in first.items() for name in named})
     return tuple(targets)
 
 
@@ -120,12 +127,6 @@ def _built_with(target: ResolvedTarget) -> str:
     return "litert" if is_tflm else runtime_here(target.platform)
 
 
-def target_of(targets: Mapping[Pair, ResolvedTarget], pair: Pair) -> ResolvedTarget | None:
-    """Return what answers for a precision and runtime; for a runtime that the target has not, any in the precision."""
-    same_precision = (target for (precision, _), target in targets.items() if precision == pair[0])
-    return targets.get(pair) or next(same_precision, None)
-
-
 Name = TypeVar("Name")
 
 
@@ -138,7 +139,7 @@ def times_on_target(
         call = sized_call(job.source.call(splits, model), job.config.deploy_batch)
         profiled = profile(model, example_inputs(call))
         for pair in pairs:
-            target = target_of(there, pair)
+            target = there.get(pair)
             if target is not None:
                 [predicted] = predictions(profiled, [target], pair[0], job.config.target_threads)
                 if predicted.seconds is not None:
@@ -193,49 +194,57 @@ class TargetFiguring:
                 return None
         return self._profiles[key]
 
+    def _file(self, candidate: Candidate) -> Path | None:
+        """Return the file of a build that can be read, as `profile` is given it."""
+        files = candidate_folder(self.root, candidate).iterdir()
+        return next((path for path in sorted(files) if path.suffix in (".onnx", ".tflite")), None)
+
     def _target(self, candidate: Candidate) -> ResolvedTarget | None:
-        return target_of(self.targets, (candidate.precision, candidate.runtime))
+        return self.targets.get((candidate.precision, candidate.runtime))
 
     def prediction(self, candidate: Candidate) -> tuple[Prediction, VariantOnPlatform | None] | None:
         """Return what is predicted before anything was measured; None where the target has no time in its precision."""
         profile, target = self._profile(candidate), self._target(candidate)
         if profile is None or target is None:
             return None
-        [predicted] = predictions(profile, [target], candidate.precision, self.config.target_threads)
+        threads, file = self.config.target_threads, self._file(candidate)
+        [predicted] = predictions(profile, [target], candidate.precision, threads, file)
         return predicted, None if target.calibration is not None else variant_on(profile, target)
 
     def _figures(self, candidate: Candidate, size_bytes: int) -> TargetFigures:
         answer = self.prediction(candidate)
-        ram, flash = self._memory(candidate, size_bytes)
+        ram, flash, *remarks = self._memory(candidate, size_bytes)
         unknown = TargetFigures(self.name, "not known", "predicted", None, None, None, ram, flash, None)
         if answer is None:
-            reason = f"no time of {self.name} in {candidate.precision} with this runtime is known"
-            return replace(unknown, remarks=(reason,))
+            reason = f"no time of {self.name} in {candidate.precision} with a runtime that takes this file is known"
+            return replace(unknown, remarks=(reason, *remarks))
         predicted, variant = answer
         platform = predicted.basis if variant is None else variant.platform.name
         # Energies of the table are for comparing variants; power times latency is what a device is known to draw.
         joules = next((energy.joules for energy in predicted.energies if energy.source == "proxy"), None)
         if predicted.seconds is None:
-            return replace(unknown, remarks=predicted.remarks)
+            return replace(unknown, remarks=(*predicted.remarks, *remarks))
         figures = replace(
             unknown, platform=platform, seconds=predicted.seconds, low=predicted.low, high=predicted.high,
-            energy_j=joules, remarks=predicted.remarks,
+            energy_j=joules, remarks=(*predicted.remarks, *remarks),
         )  # fmt: skip
         return replace(self._corrected(candidate, figures, variant), speedup=self.speedup(self.reference, candidate))
 
-    def _memory(self, candidate: Candidate, size_bytes: int) -> tuple[int | None, int | None]:
-        """Return RAM and flash on the target: of a microcontroller its arena, file and code, else peak and file."""
+    def _memory(self, candidate: Candidate, size_bytes: int) -> tuple[Any, ...]:
+        """Return RAM and flash on the target: of a microcontroller its arena, file and code, else peak and file.
+
+        Where those of a microcontroller are not known, the reason follows.
+        """
         profile, target = self._profile(candidate), next(iter(self.targets.values()))
         if profile is None:
             return None, size_bytes
+        precision, file = candidate.precision, self._file(candidate)
         if target.spec.microcontroller is None:
-            return peak_memory(profile, candidate.precision, lifetimes="planner").total_bytes, size_bytes
+            return peak_memory(profile, precision, lifetimes="planner").total_bytes, size_bytes
         try:
-            precision: Literal["int8", "fp32"] = "int8" if candidate.precision == "int8" else "fp32"
-            file = next(candidate_folder(self.root, candidate).glob("*.tflite"), None)
-            memory = mcu_memory(file or profile, core=target.spec, kernels=kernels_on(target), precision=precision)
-        except EdgeOptError:
-            return None, None
+            memory = memory_on(target, file or profile, precision, self.config.target_runtime)
+        except EdgeOptError as error:
+            return None, None, f"{MEMORY_UNKNOWN}: {error}"
         return memory.arena_bytes, memory.flash_bytes
 
     def _corrected(

@@ -111,7 +111,11 @@ def recommend(trials: Sequence[Trial], finals: Finals | None = None) -> tuple[st
     ran = [(trial, trial.metrics) for trial in trials if trial.metrics is not None and trial.status == "done"]
     accepted = [(trial, metrics) for trial, metrics in ran if trial.is_accepted]
     if accepted:
-        return _best(accepted, finals)
+        # A variant whose time is not known may not run on the target at all.
+        timed = [pair for pair in accepted if math.isfinite(pair[1].ranked_latency_s)]
+        best, why = _best(timed or accepted, finals)
+        unknown = len(accepted) - len(timed) if timed else 0
+        return best, f"{why}; {unknown} more without a known latency" if unknown else why
     undecided = [(trial, metrics) for trial, metrics in ran if trial.is_undecided]
     if undecided:
         return _likeliest(undecided)
@@ -277,7 +281,8 @@ def reject_slower_than_unpruned(trials: Sequence[Trial], finals: Finals | None =
     # Each with its time in seconds, and the ends of its interval.
     timed: dict[Candidate, tuple[float, float, float]]
     if finals is None:
-        timed = {each: _ranked_interval(metrics) for each, metrics in ran if not metrics.is_disturbed}
+        known = ((each, metrics) for each, metrics in ran if math.isfinite(metrics.ranked_latency_s))
+        timed = {each: _ranked_interval(metrics) for each, metrics in known if not metrics.is_disturbed}
     else:
         timed = {item.candidate: (item.seconds,) * 3 for item in finals.finalists}
     name = "deploy_latency_ms" if finals is not None else _ranked_name([metrics for _, metrics in ran])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
@@ -355,7 +356,9 @@ def status_text(trial: Trial) -> str:
     if metrics is None:
         return trial.verdict
     score = f"{metrics.metric} {score_text(metrics.accuracy, metrics.metric)}"
-    return f"{score}, {units.per_call(metrics.ranked_latency_s, metrics.ranked_batch)}, {trial.verdict}"
+    seconds = metrics.ranked_latency_s
+    latency = units.per_call(seconds, metrics.ranked_batch) if math.isfinite(seconds) else "latency not known"
+    return f"{score}, {latency}, {trial.verdict}"
 
 
 def time_left(seconds: float | None) -> str:
