@@ -21,7 +21,7 @@ import edge_opt as eo
 from edge_opt import units
 from edge_opt.boards.targets import resolve_target
 from edge_opt.budgets import judged, parse_budgets
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.measuring import ssh_board
 from edge_opt.pruning.ranking import fast_multiple
 from edge_opt.records.sweeps import SweepResult, TargetFigures
@@ -119,14 +119,19 @@ def test_the_fastest_there_wins_and_files_say_so(result: SweepResult, folder: Pa
     assert PI in (folder / "report.html").read_text()
 
 
-def test_another_target_ranks_the_same_builds(result: SweepResult, folder: Path) -> None:
+def test_a_second_target_ranks_the_same_builds(result: SweepResult, folder: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (folder / "candidates").rglob("*.onnx")}
-    other = swept(folder, target=["raspberry-pi-5", PI])
+    other = swept(folder, target=[PI, "raspberry-pi-5"])
     assert before == {path: path.stat().st_mtime_ns for path in (folder / "candidates").rglob("*.onnx")}
-    assert other.target == "raspberry-pi-5"
-    assert [winner.target for winner in other.winners] == ["raspberry-pi-5", PI]
-    best = other.winners[1].candidate
+    assert (other.target, other.best) == (PI, result.best)
+    assert [winner.target for winner in other.winners] == [PI, "raspberry-pi-5"]
+    best = other.winners[0].candidate
     assert best is not None and best.key == result.best
+    shown = page_data(sweep=load_sweep(folder))["sweep"]["winners"]
+    assert shown["headers"][:2] == ["Target", "Ship"] and shown["rows"][0][:2] == [PI, best.title]
+    # Pruned variants were made for the first target.
+    with pytest.raises(EdgeOptError, match="raspberry-pi-5/cpu"):
+        swept(folder, target="raspberry-pi-5")
 
 
 def test_a_typed_time_moves_the_rest_by_its_factor(result: SweepResult, folder: Path) -> None:

@@ -93,8 +93,9 @@ def _kept_work(work: ModelWork | None, target: ResolvedTarget, file: Path | None
 
 
 def predicted_seconds(profile: ModelProfile, target: ResolvedTarget, threads: int | None = None) -> float:
-    """Return the seconds in fp32 on a target that pruning is to meet, as `eo.profile(target=)` predicts them."""
-    [prediction] = predictions(profile, [target], "fp32", threads)
+    """Return the seconds on a target that pruning is to meet, as `eo.profile(target=)` predicts them."""
+    precision: Precision = "fp32" if target.platform is None else target.platform.precision  # type: ignore[assignment]
+    [prediction] = predictions(profile, [target], precision, threads)
     if prediction.seconds is None:
         why = prediction.remarks[0] if prediction.remarks else "nothing is known of it"
         raise InvalidInput(f"latency on {prediction.target} cannot be predicted: {why}; pass latency_of= instead")

@@ -72,7 +72,8 @@ def prune(
         macs_target: Share of the MACs that is to remain.
         latency_target: Share of the latency that is to remain; it needs `latency_of` or `target`.
         latency_of: A function of the model that gives its latency in seconds.
-        target: Target as in `profile`, for the predicted latency and for `round_to`.
+        target: Target as in `profile`, for the predicted latency. With `round_to="auto"` widths are those that are
+            fast there, and layers whose channels cost more there lose more.
         runtime: Runtime on the target, such as "ncnn"; default: the one with the most accurate data.
         threads: Threads of the runtime on the target, as in `profile`.
         importance: Ranking of channels: weights of all layers that write and read them (group, which is auto), error of
@@ -96,7 +97,7 @@ def prune(
     module, inputs, kwargs, _ = resolve_call(model, inputs, kwargs, trust)
     check_can_change(module, "pruned")
     check_whole("seed", seed, 0)
-    resolved = None if target is None else resolve_target(target, runtime=runtime, threads=threads)
+    resolved = None if target is None else _known_target(target, runtime, threads)
     request = PruneRequest(
         ratio=ratio,
         layers=tuple((layers or {}).items()),
@@ -114,7 +115,7 @@ def prune(
     with show_progress(), pruning_context():
         plan = make_plan(
             module, inputs, kwargs, importance=importance, data=data, ignored=request.ignored,
-            layers=request.layers, seed=seed, target=resolved,
+            layers=request.layers, seed=seed, target=resolved if request.is_round_auto else None,
         )  # fmt: skip
         plan = plan.with_rounding(round_to)
         return _build_pruned(plan, request, latency, reestimate, reconstruct is not False)
@@ -225,6 +226,15 @@ def adjust_group_widths(
             break
         shifts, now = trials[best], values[best]
     return shifts
+
+
+def _known_target(target: Target, runtime: str | None, threads: int | None) -> ResolvedTarget:
+    """Return the target in fp32; in int8 where times are known in int8 alone, as on microcontrollers."""
+    resolved = resolve_target(target, runtime=runtime, threads=threads)
+    if resolved.platform is not None or resolved.calibration is not None:
+        return resolved
+    in_int8 = resolve_target(target, "int8", runtime=runtime, threads=threads)
+    return resolved if in_int8.platform is None else in_int8
 
 
 def _latency(

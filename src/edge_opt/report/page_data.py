@@ -30,7 +30,7 @@ from edge_opt.report.figures import (
 )
 from edge_opt.report.profile_text import fit_of, fits_lines, verdict_sentence
 from edge_opt.report.record_sheets import explanation_notes, largest
-from edge_opt.report.sweep_files import answer, conclusion, speedup_data, sweep_rows
+from edge_opt.report.sweep_files import answer, conclusion, speedup_data, sweep_rows, winner_table
 from edge_opt.report.table import in_target_precision, leaf_rows, table
 from edge_opt.text import shorten
 
@@ -166,6 +166,8 @@ def _winner(sweep: SweepResult) -> Iterable[Card]:
     if math.isfinite(best.ranked_latency_s):
         latency = Card(_WINNER, label, best.ranked_latency_s, "time", kind, where)
         yield replace(latency, low=best.ranked_low_s, high=best.ranked_high_s, is_disturbed=best.is_disturbed)
+    if best.target is not None and best.target.ram_bytes is not None:
+        yield Card(_WINNER, f"RAM on {best.target.target}", best.target.ram_bytes, "bytes", "estimated", where[:7])
     before = sweep.baseline.metrics
     smaller = "" if before is None else f"baseline {units.size(before.size_bytes)}"
     yield Card(_WINNER, "Size", best.size_bytes, "bytes", "measured", smaller)
@@ -388,10 +390,18 @@ def _sweep(sweep: SweepResult) -> dict[str, Any]:
         "columns": _candidate_columns(sweep),
         "rows": [with_words(row, trial) for row, trial in zip(rows, sweep.trials, strict=True)],
         "baseline": with_words(baseline, sweep.baseline),
+        "winners": _winners(sweep),
         "violations": [[to_plain(item) for item in trial.violations] for trial in sweep.trials],
         "axes": axes_data(sweep, [baseline, *rows]),
         "frontiers": frontiers(sweep),
     }
+
+
+def _winners(sweep: SweepResult) -> dict[str, Any] | None:
+    """Return the winner of each target as a table of texts; None where there are not several."""
+    table = winner_table(sweep.winners) if sweep.winners else ()
+    rows = [[cell.text for cell in row] for row in zip(*(item.cells for item in table), strict=True)]
+    return {"headers": [item.header for item in table], "rows": rows} if rows else None
 
 
 def _explanation(explanation: Explanation) -> dict[str, Any]:

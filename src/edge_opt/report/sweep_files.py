@@ -318,12 +318,12 @@ def conclusion(result: SweepResult, file: str | Path | None = None, report: Path
     notes += [("Constraints", ", ".join(result.constraints)), ("Report", "" if report is None else str(report))]
     return Sheet(
         f"{result.name}: {len(result.trials)} candidates, {counts}{more}",
-        (_trial_table(result, rows[:_SHOWN]), *([_winner_table(result.winners)] if result.winners else [])),
+        (_trial_table(result, rows[:_SHOWN]), *([winner_table(result.winners)] if result.winners else [])),
         tuple(note for note in notes if note[1]),
     )
 
 
-def _winner_table(winners: Sequence[TargetWinner]) -> Table:
+def winner_table(winners: Sequence[TargetWinner]) -> Table:
     """Return one row per target: what to ship there, its latency with the interval, RAM and status."""
     figures = [it.figures for it in winners]
     times = (units.DASH if it is None or it.seconds is None else units.duration(it.seconds) for it in figures)

@@ -66,7 +66,7 @@ from edge_opt.search.space import Space
 from edge_opt.search.store import Sources, Store
 from edge_opt.search.sweep import Sweep, SweepOptions, candidate_folder
 from edge_opt.search.sweep_progress import Listener, Notice, StepStarted
-from edge_opt.tasks.batches import LossChoice, first_shape
+from edge_opt.tasks.batches import LossChoice, first_shape, sized_call
 from edge_opt.tasks.batches import example_inputs as call_inputs
 
 EAGER = Candidate(0.0, "fp32", "torch")
@@ -314,6 +314,10 @@ class _Run:
             self.on_event(StepStarted("sensitivity: changing each layer alone"))
             probed = self.run_phase(unscreened, "probe", (), self.root / "baseline")
             sensitivity = from_plain(Sensitivity, probed)
+        if config.targets:
+            # The page says what the baseline takes there, in the batch that is deployed, as rows do.
+            call = sized_call(source.call(self.splits, model), config.deploy_batch)
+            profiled = profile(model, call_inputs(call), name=profiled.name)
         exported = export_best(result, job, store, self.splits, self.root, command, self.loss)
         summary, files = write_artifacts(
             self.root, config, self.splits, profiled, result, space, command, shown, sensitivity, self.loss, self.draws

@@ -16,6 +16,7 @@ from edge_opt import __version__
 from edge_opt._support.extras import installed
 from edge_opt._support.json import to_plain
 from edge_opt.boards.estimate import predictions
+from edge_opt.boards.mcu_memory import with_mcu_memory
 from edge_opt.boards.targets import ResolvedTarget, resolve_targets
 from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
 from edge_opt.data import Splits
@@ -281,15 +282,18 @@ def pruning_target(config: RunConfig) -> ResolvedTarget | None:
 
 
 def used_rounding(config: RunConfig) -> str | int:
-    """Return what widths are rounded to, as far as results depend on it: `auto` with the multiple of a target."""
-    target = pruning_target(config)
-    return config.round_to if target is None else f"auto {fast_multiple(target)}"
+    """Return what widths are rounded to, as far as results depend on it: `auto` with the target that they are for."""
+    target = pruning_target(config) if config.prunes else None
+    if target is None:
+        return config.round_to
+    return f"auto {fast_multiple(target)} {target.name if target.platform is None else target.platform.name}"
 
 
 def with_target(profile: ModelProfile, config: RunConfig) -> ModelProfile:
     """Return the profile with its predictions for the targets of a run, as `eo.profile(target=)` predicts them."""
     targets = resolve_targets_of(config)
-    return replace(profile, predictions=predictions(profile, targets, "fp32", config.target_threads))
+    predicted = predictions(profile, targets, "fp32", config.target_threads)
+    return replace(profile, predictions=with_mcu_memory(predicted, targets, profile, None, config.target_runtime))
 
 
 def _on_target(profile: ModelProfile) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
 """A sweep that a target decides: what each variant takes there, predicted, then corrected by times measured there.
 
 Predictions are those of `eo.profile(target=)`, made from the profile that each build leaves in its folder. They are not
-stored: another target, or a time that was typed in, ranks the same builds anew.
+stored: one more target, or a time that was typed in, ranks the same builds anew. Pruned variants are made for the first
+target.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ function candidateTable(sweep) {
 
 /** The status in a word, the reason of a rejection below it, and a mark for a ranking latency that was disturbed. */
 function statusCell(state, row) {
-  const reason = row.verdict.match(/\((.*)\)$/s)?.[1];
+  // Why candidates failed is in a table of its own.
+  const reason = state === "failed" ? null : row.verdict.match(/\((.*)\)$/s)?.[1];
   return el("td", { class: "state", title: [row.verdict, row.disturbed_times].filter(Boolean).join("; disturbed: ") },
     el("span", {}, badge(state), row.disturbed ? [" ", badge("disturbed")] : null, reason ? el("small", { class: "below" }, reason) : null));
 }
@@ -133,6 +134,14 @@ function statusCell(state, row) {
 function factorCell(value, low, high) {
   return el("td", { class: "number", title: value ?? "not among the finalists" },
     value === null ? DASH : low === high ? shown(value, "factor") : el("span", {}, shown(value, "factor"), el("small", {}, ` (${times(low)}–${times(high)})`)));
+}
+
+/** The candidate to ship to each target, where there are several. */
+function winners({ winners: table }) {
+  if (!table) return null;
+  return el("div", { class: "panel", id: "winners" }, el("h3", {}, "The winner of each target"), scrollBox("Winners",
+    el("table", { class: "worded" }, el("thead", {}, el("tr", {}, table.headers.map((header) => el("th", { scope: "col", class: "plain" }, header)))),
+      el("tbody", {}, table.rows.map((row) => el("tr", {}, row.map((cell) => el("td", { class: "text" }, cell)))))), "short"));
 }
 
 function failures(sweep) {
@@ -192,7 +201,7 @@ function sweepSections(sweep) {
   const found = [section("candidates", "Candidates", lead,
     !sweep.rows.length ? hint("The sweep is empty: no candidate was tried.") : null,
     sweep.rows.length && !ran ? hint("All candidates failed; the reasons are below.") : null,
-    sweep.rows.length ? candidateTable(sweep).node : null, failures(sweep), ran ? paretoFigure(sweep) : null)];
+    sweep.rows.length ? candidateTable(sweep).node : null, winners(sweep), failures(sweep), ran ? paretoFigure(sweep) : null)];
   const variants = variantsFigure(sweep);
   if (variants) found.push(section("precisions", "Precisions", "Effect of precision and runtime at the same pruning ratio.", variants));
   return found;
