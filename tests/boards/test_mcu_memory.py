@@ -15,7 +15,7 @@ import edge_opt as eo
 from edge_opt import units
 from edge_opt.boards.mcu_memory import CORES, RAM_MARGIN_BYTES
 from edge_opt.budgets.budget_metrics import TRIAL_METRICS, parse_budget
-from edge_opt.errors import InvalidInput, UnknownDevice, UnreadableModel
+from edge_opt.errors import ConversionFailed, InvalidInput, UnknownDevice, UnreadableModel
 from edge_opt.model import SmallCNN
 from edge_opt.model_files.tflm_arena import replanned_head, tflm_arena
 from edge_opt.model_files.tflm_graph import read_tflm
@@ -103,6 +103,21 @@ def test_planning_can_need_more_than_the_plan(tmp_path: Path) -> None:
     before_ports = -(-(memory.tail_bytes - ports) // 16) * 16
     assert memory.planning_bytes == before_ports + 896 + 31 * 40  # 896: 12 * 12 + 4 + 31 * 24 = 892
     assert memory.arena_bytes == -(-memory.planning_bytes // 16) * 16 > memory.arena_used_bytes
+
+
+def test_records_of_many_channels_can_need_more_than_the_plan(tmp_path: Path) -> None:
+    """While a layer prepares, TFLM holds a record of each tensor with a zero point per channel."""
+    model, path = nn.Linear(16, 300).eval(), tmp_path / "model.tflite"
+    litert_torch.convert(model, (torch.randn(1, 16),)).export(str(tmp_path / "float.tflite"))
+    quantized = quantizer.Quantizer(str(tmp_path / "float.tflite"))
+    quantized.load_quantization_recipe(recipe.static_wi8_ai8())
+    ranges = quantized.calibrate({"serving_default": [{"args_0": np.ones((1, 16), np.float32)}]})
+    quantized.quantize(ranges).export_model(str(path))
+    memory = eo.mcu_memory(path, core="x86-64")
+    # Zero points of 300 weights and 300 biases are 2400 bytes, beside 300 + 16 bytes of activations.
+    assert memory.arena_bytes > memory.arena_used_bytes + 1500
+    assert recorded(path, memory.arena_bytes) is not None
+    assert recorded(path, memory.arena_bytes - 16) is None
 
 
 def test_the_tail_on_a_cortex_m4_adds_up_from_the_structures(tmp_path: Path) -> None:
@@ -259,6 +274,89 @@ def test_a_model_needs_before_conversion_what_its_file_needs_after(tmp_path: Pat
         assert (before.arena_bytes, before.operators) == (after.arena_bytes, after.operators)
         assert before.flash_bytes == pytest.approx(after.flash_bytes, rel=0.08)
     assert eo.mcu_memory(source).arena_bytes == eo.mcu_memory(model, shape, precision="fp32").arena_bytes
+
+
+def image(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *layers)
+
+
+MAP = 16 * 16 * 8  # bytes of an int8 map of 8 channels
+
+
+@pytest.mark.parametrize(
+    ("layers", "operators", "head"),
+    [
+        # The quantizer leaves a leaky ReLU in float32: its input and its result have 4 bytes per value.
+        ([nn.LeakyReLU()], "CONV_2D DEQUANTIZE LEAKY_RELU QUANTIZE TRANSPOSE", 2 * 4 * MAP),
+        # Behind an activation a batch norm is four operators of its own; two maps live at a time.
+        ([nn.ReLU(), nn.BatchNorm2d(8)], "ADD CONV_2D MUL SUB TRANSPOSE", 2 * MAP),
+        # x · σ(x): the input, the gate and the result.
+        ([nn.SiLU()], "CONV_2D LOGISTIC MUL TRANSPOSE", 3 * MAP),
+        # Its sum and its clamp are part of the convolution; a product with 1/6 is left.
+        ([nn.Hardsigmoid()], "CONV_2D MUL TRANSPOSE", 2 * MAP),
+        # max(x, 0) - w · max(-x, 0): the first part waits while the second is computed.
+        ([nn.PReLU(8)], "CONV_2D MUL RELU SUB TRANSPOSE", 3 * MAP),
+        # Padding that counts is written; 18 x 18 values beside 16 x 16.
+        ([nn.AvgPool2d(3, 1, 1)], "AVERAGE_POOL_2D CONV_2D PAD TRANSPOSE", (16 * 16 + 18 * 18) * 8),
+        # Four times as many places, and the same again in the order of torch.
+        ([nn.Upsample(scale_factor=2, mode="bilinear")], "CONV_2D RESIZE_BILINEAR TRANSPOSE", 8 * MAP),
+        ([nn.ConvTranspose2d(8, 8, 2, 2)], "CONV_2D TRANSPOSE TRANSPOSE_CONV", None),
+        ([nn.Conv2d(8, 16, 3, padding=1, groups=4)], "CONV_2D TRANSPOSE", 4 * MAP),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_int8_graph_has_the_operators_that_the_converter_writes(
+    layers: list[nn.Module], operators: str, head: int | None
+) -> None:
+    memory = eo.mcu_memory(image(*layers), (1, 3, 16, 16))
+    assert " ".join(memory.operators) == operators
+    assert head is None or memory.head_bytes == head
+
+
+class Rescaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x) * 2 + 1) / 3).permute(0, 2, 3, 1)
+
+
+def test_constants_are_folded_into_layers_and_a_result_with_channels_last_is_not_transposed() -> None:
+    assert eo.mcu_memory(Rescaled(), (1, 3, 16, 16)).operators == ("CONV_2D", "TRANSPOSE")
+    # The input, 3 channels, is transposed once; then 8 channels and 4.
+    assert eo.mcu_memory(Rescaled(), (1, 3, 16, 16)).head_bytes == 16 * 16 * (8 + 4)
+
+
+def test_rows_get_a_height_of_one() -> None:
+    net = nn.Sequential(nn.Conv1d(4, 8, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(256, 3))
+    memory = eo.mcu_memory(net, (1, 4, 64))
+    assert memory.operators == ("CONV_2D", "FULLY_CONNECTED", "MAX_POOL_2D", "RESHAPE", "TRANSPOSE")
+    # 8 channels of 64 values beside 4, or beside its pool.
+    assert memory.head_bytes == 64 * 8 + 64 * 4
+
+
+class Halves(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = x.transpose(1, 2), x
+        return first + second
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [(nn.Sequential(nn.Linear(16, 16), nn.ELU()), "SELECT"), (Halves(), "one of several views")],
+)
+def test_what_cannot_be_derived_is_refused(model: nn.Module, reason: str) -> None:
+    with pytest.raises(ConversionFailed, match=reason):
+        eo.mcu_memory(model, (1, 16, 16))
+
+
+def test_more_tensors_than_tflm_joins_are_refused(tmp_path: Path) -> None:
+    names = " ".join(f"x{index}" for index in range(11))
+    tensors = {**{name: int8(1, 4) for name in names.split()}, "y": int8(1, 44)}
+    op = Op("CONCATENATION", names, "y", "ConcatenationOptions", {"axis": 1})
+    with pytest.raises(UnreadableModel, match="joins 11 tensors"):
+        eo.mcu_memory(write(tmp_path / "net.tflite", Graph([op], tensors, names, "y")))
 
 
 def test_a_module_is_judged_by_its_file_to_be() -> None:

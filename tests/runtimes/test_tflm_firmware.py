@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 import edge_opt as eo
@@ -65,6 +67,22 @@ def test_the_command_takes_a_file(tmp_path: Path) -> None:
     tflm = ["--runtime", "tflm", "--core", "rp2040", "-o", str(tmp_path / "firmware")]
     assert CliRunner().invoke(app, ["convert", str(SINE), *tflm]).exit_code == 0
     assert (tmp_path / "firmware/main.cc").exists()
+
+
+def test_weights_behind_the_flatbuffer_move_into_it(tmp_path: Path) -> None:
+    # LiteRT's quantizer writes 256 KiB and more behind the FlatBuffer: 512 x 520 bytes are 260 KiB.
+    torch.manual_seed(0)
+    converted = eo.convert(
+        nn.Linear(512, 520), (1, 512), "int8", "litert", calibration=[torch.randn(1, 512)], output=tmp_path,
+        fixed_batch=True,
+    )  # fmt: skip
+    before = eo.mcu_memory(converted.path, core="nucleo-h743zi")
+    assert all("--runtime tflm" in verdict.text for verdict in before.verdicts)
+    model = write_firmware(converted.path, tmp_path / "firmware")[0]
+    after = eo.mcu_memory(model, core="x86-64")
+    assert "--runtime tflm" not in " ".join(after.notes)
+    assert recorded(model, after.arena_bytes) is not None
+    assert recorded(model, after.arena_bytes - 16) is None
 
 
 def test_a_module_becomes_firmware_whose_arena_is_exact(tmp_path: Path) -> None:

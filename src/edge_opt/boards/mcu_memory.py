@@ -37,6 +37,8 @@ MEMORY_UNKNOWN = "RAM and flash under TFLM are not known"
 ST_RUNTIME: Literal["st-edge-ai"] = "st-edge-ai"
 # Activations of ST Edge AI may be above the estimate by this share; the worst of 20 rows is 25 % above it.
 _ST_UNSURE = 0.3
+# LiteRT's quantizer writes 256 KiB of weights and more behind the FlatBuffer. TFLM takes such tensors for activations.
+_SPLIT = "TFLM reads this file only after `edge-opt convert FILE --runtime tflm`, which moves its weights into it"
 _RAM_MARGIN = "stack, interpreter, drivers and the application"
 _FLASH_MARGIN = "start-up code, drivers and the application"
 
@@ -159,6 +161,9 @@ def memory_of(graph: TflmGraph, arena: TflmArena, build: TflmBuild, name: str, s
     )
     flash_bytes = graph.nbytes + code.nbytes
     step, alive = _peak(arena)
+    verdicts = () if spec is None else _verdicts(spec, arena.minimum_bytes, flash_bytes)
+    if graph.is_split:
+        verdicts = tuple(replace(verdict, not_counted=f"{verdict.not_counted}; {_SPLIT}") for verdict in verdicts)
     return McuMemory(
         model=graph.name,
         core=name,
@@ -175,8 +180,8 @@ def memory_of(graph: TflmGraph, arena: TflmArena, build: TflmBuild, name: str, s
         flash_bytes=flash_bytes,
         flash_parts=flash,
         operators=tuple(operators),
-        verdicts=() if spec is None else _verdicts(spec, arena.minimum_bytes, flash_bytes),
-        notes=_notes(build, spec),
+        verdicts=verdicts,
+        notes=(*_notes(build, spec), *([_SPLIT] if graph.is_split else [])),
         precision=_precision(graph),
         advice=_advice(graph, arena, step, alive),
     )

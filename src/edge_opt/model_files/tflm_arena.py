@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from edge_opt.errors import UnreadableModel
 from edge_opt.model_files.file_graph import MOST_NODES
-from edge_opt.model_files.tflm_graph import TflmGraph, TflmSubgraph
+from edge_opt.model_files.tflm_graph import TflmGraph, TflmOperator, TflmSubgraph, TflmTensor
 from edge_opt.model_files.tflm_kernels import (
     TflmBuild,
     aligned,
@@ -26,6 +26,9 @@ ALIGNMENT = 16
 # Lifetime of tensors in graphs that are never called; they take memory that any other may take, too.
 _NEVER = (-1, -1)
 _MOST_BUFFERS = 10_000
+# Requests for scratch that TFLM has room for while one operator prepares.
+_REQUESTS = 12
+_WEIGHTED = frozenset("CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +96,12 @@ def tflm_arena(graph: TflmGraph, build: TflmBuild, resource_variables: int | Non
     buffers = _placed(planned_buffers(graph, requests))
     head = _end(buffers)
     tail = _Tail()
-    _stack_persistent(tail, graph, build, resource_variables, len(requests))
+    preparing = _stack_persistent(tail, graph, build, resource_variables, len(requests))
     before_ports = tail.nbytes
     _stack_ports(tail, graph.subgraphs[0], build)
     work = _planning_bytes(graph, build, len(requests), len(buffers))
     planning = aligned(before_ports, ALIGNMENT) + work
-    minimum = aligned(max(head + tail.nbytes, planning), ALIGNMENT)
+    minimum = aligned(max(head + tail.nbytes, planning, preparing), ALIGNMENT)
     return TflmArena(head, tail.nbytes, tail.parts, minimum, planning, tuple(buffers), len(requests))
 
 
@@ -131,7 +134,8 @@ class _Tail:
 
 def _stack_persistent(
     tail: _Tail, graph: TflmGraph, build: TflmBuild, resource_variables: int, scratch_requests: int
-) -> None:
+) -> int:
+    """Stack what stays; return the arena that operators need while they prepare."""
     word = build.pointer_bytes
     for nbytes in _interpreter_objects(build):
         tail.push("interpreter", nbytes, word)
@@ -150,7 +154,7 @@ def _stack_persistent(
     for operator in operators:
         for nbytes in data_bytes(operator, build):
             tail.push("operator data", nbytes, ALIGNMENT)
-    _stack_prepared(tail, graph, build)
+    preparing = _stack_prepared(tail, graph, build)
     if scratch_requests:
         tail.push("scratch handles", word * scratch_requests, word)
     offsets = iter(graph.offline_offsets)
@@ -158,10 +162,15 @@ def _stack_persistent(
         for tensor in subgraph.tensors:
             if tensor.is_variable and next(offsets, -1) < 0:
                 tail.push("variables", tensor.nbytes, ALIGNMENT)
+    return preparing
 
 
-def _stack_prepared(tail: _Tail, graph: TflmGraph, build: TflmBuild) -> None:
-    """Stack what operators allocate once their tensors are known; a variable takes its bytes when it is first set."""
+def _stack_prepared(tail: _Tail, graph: TflmGraph, build: TflmBuild) -> int:
+    """Stack what operators allocate once their tensors are known; a variable takes its bytes when it is first set.
+
+    Returns the arena that one operator needs while it prepares: records of its tensors stand at the start then.
+    """
+    preparing, scratch_requests = 0, _REQUESTS
     assigned: set[tuple[str, str]] = set()
     handles = {
         (number, operator.output_indices[0]): operator.variable_name
@@ -179,6 +188,33 @@ def _stack_prepared(tail: _Tail, graph: TflmGraph, build: TflmBuild) -> None:
                 assigned.add(variable)
             for nbytes in prepared_bytes(operator, build):
                 tail.push("operator data", nbytes, ALIGNMENT)
+            requests = (build.pointer_bytes + 8) * scratch_requests
+            preparing = max(preparing, tail.nbytes + requests + _temporary_bytes(operator, build))
+            scratch_requests += len(scratch_bytes(operator, build))
+    return preparing
+
+
+def _temporary_bytes(operator: TflmOperator, build: TflmBuild) -> int:
+    """Return the bytes of tensor records, with a zero point per channel, that a layer with weights prepares from."""
+    if operator.op not in _WEIGHTED:
+        return 0
+    word = build.pointer_bytes
+    tensors = [tensor for tensor in (*operator.inputs[:3], *operator.outputs) if tensor is not None]
+    if operator.op != "FULLY_CONNECTED":
+        # Convolutions make them twice, the second time with the bias.
+        tensors += [tensor for tensor in tensors if tensor.dtype != "int32"]
+    nbytes = sum(_record_bytes(tensor, build) for tensor in tensors)
+    # What a fully connected layer stores meanwhile may cover the end of the last record, which nobody reads.
+    is_covered = operator.op == "FULLY_CONNECTED" and operator.outputs[0].scales
+    return nbytes - (8 + word if is_covered else 0)
+
+
+def _record_bytes(tensor: TflmTensor, build: TflmBuild) -> int:
+    """Return the bytes of the record of a tensor, its scales and its zero points."""
+    word = build.pointer_bytes
+    record = {(4, 1): 32, (4, 4): 40}.get((word, build.enum_bytes), 64)
+    is_quantized = tensor.scales and tensor.zero_points
+    return record + (build.struct("2pi")[0] + aligned(4 + 4 * tensor.scales, word) if is_quantized else 0)
 
 
 def _interpreter_objects(build: TflmBuild) -> tuple[int, ...]:
@@ -195,22 +231,17 @@ _HOST_OBJECTS = (448,)
 def _stack_ports(tail: _Tail, subgraph: TflmSubgraph, build: TflmBuild) -> None:
     """Stack the records of the model's inputs, then of its outputs."""
     word = build.pointer_bytes
-    record = {(4, 1): 32, (4, 4): 40}.get((word, build.enum_bytes), 64)
     for indices in (subgraph.inputs, subgraph.outputs):
         tail.push("inputs and outputs", word * len(indices), ALIGNMENT)
         for index in indices:
-            tensor = subgraph.tensors[index]
-            tail.push("inputs and outputs", record, word)
-            if tensor.scales and tensor.zero_points:
-                tail.push("inputs and outputs", build.struct("2pi")[0], word)
-                tail.push("inputs and outputs", 4 + 4 * tensor.scales, 4)
+            tail.push("inputs and outputs", _record_bytes(subgraph.tensors[index], build), word)
 
 
 def _planning_bytes(graph: TflmGraph, build: TflmBuild, scratch_requests: int, buffers: int) -> int:
     """Return the work area of the planner, on top of the tail before inputs and outputs are made."""
     tensors = sum(len(subgraph.tensors) for subgraph in graph.subgraphs)
     word = build.pointer_bytes
-    requests = (word + 8) * (scratch_requests + 12)
+    requests = (word + 8) * (scratch_requests + _REQUESTS)
     lists = word * len(graph.subgraphs) + (2 * word + 16) * (tensors + scratch_requests)
     return aligned(requests + lists, ALIGNMENT) + 40 * buffers
 

@@ -106,6 +106,7 @@ class TflmGraph:
     constant_bytes: int  # of the buffers in it
     subgraphs: tuple[TflmSubgraph, ...]
     offline_offsets: tuple[int, ...]  # by tensor, over all graphs; empty, or -1 where TFLM plans itself
+    is_split: bool = False  # whether weights lie behind the FlatBuffer, where TFLM does not read them
 
     def operators(self) -> list[TflmOperator]:
         """Return the operators of all graphs, in the file's order."""
@@ -138,7 +139,8 @@ class _TflmReader:
         if not subgraphs or not subgraphs[0].operators:
             raise UnreadableModel("its graph is empty")
         constants = sum(len(buffer) for buffer in self.buffers if buffer is not None)
-        return TflmGraph(name, len(self.data), constants, subgraphs, self._offline_offsets())
+        is_split = any(table.number(1, "Q") > 1 for table in self.model.tables(4))
+        return TflmGraph(name, len(self.data), constants, subgraphs, self._offline_offsets(), is_split)
 
     def _offline_offsets(self) -> tuple[int, ...]:
         for entry in self.model.tables(6):

@@ -9,37 +9,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from edge_opt.errors import ConversionFailed
-from edge_opt.model_files.tflm_graph import TflmGraph, TflmOperator, TflmSubgraph, TflmTensor
-from edge_opt.records.costs import OpCall, OpSignature, TensorInfo, Trace
+from edge_opt.model_files.graph_writer import GraphValue, GraphWriter, graph_shape
+from edge_opt.model_files.tflm_graph import TflmGraph
+from edge_opt.records.costs import OpCall, OpSignature, Trace
 
 _SAME, _VALID = 0, 1
-_RELU, _RELU6 = 1, 3
-_FUSES = frozenset("CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED ADD SUB MUL".split())
-_ELEMENTWISE = {"add": "ADD", "sub": "SUB", "mul": "MUL", "div": "DIV"}
+_FUSED = {"RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3}
+_WEIGHTED = frozenset("CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV".split())
+_ELEMENTWISE_FUSES = frozenset("ADD SUB MUL".split())
+_ELEMENTWISE = {"add": "ADD", "sub": "SUB", "mul": "MUL", "div": "DIV", "rsub": "SUB"}
 _UNARY = {
     "relu": "RELU", "relu6": "RELU6", "hardswish": "HARD_SWISH", "sigmoid": "LOGISTIC", "tanh": "TANH",
-    "elu": "ELU", "leaky_relu": "LEAKY_RELU",
+    "leaky_relu": "LEAKY_RELU", "abs": "ABS", "log_softmax": "LOG_SOFTMAX",
 }  # fmt: skip
-# Bytes of a FlatBuffer beside its buffers: once, for each tensor and operator, and for each scale with its zero point.
-# Fitted to eleven converted nets; names of tensors, which repeat the path of their module, take 65 to 250 bytes each.
-_FILE_BYTES, _TENSOR_BYTES, _OPERATOR_BYTES, _SCALE_BYTES, _NAME_BYTES = 485, 98, 38, 12, 150
+# What the quantizer leaves in float32, between a DEQUANTIZE and a QUANTIZE.
+_STAYS_FLOAT = frozenset("RELU6 LEAKY_RELU ABS LOG_SOFTMAX".split())
+# What the converter writes with an operator that TFLM does not have.
+_REFUSED = {"elu": "SELECT", "softplus": "SELECT", "mish": "SELECT", "gelu": "GELU"}
 # Operators whose result has the scale of their input.
-_KEEPS_SCALE = frozenset("RESIZE_NEAREST_NEIGHBOR MAX_POOL_2D TRANSPOSE RESHAPE".split())
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A tensor of the graph that a storage of the trace holds now."""
-
-    index: int
-    shape: tuple[int, ...]  # as torch has it
-    is_last: bool  # whether channels are last in the graph
-    maker: int | None  # operator that made it
+_KEEPS_SCALE = frozenset("RESIZE_NEAREST_NEIGHBOR RESIZE_BILINEAR MAX_POOL_2D TRANSPOSE RESHAPE PAD".split())
 
 
 def lowered(trace: Trace, name: str, is_int8: bool = True) -> TflmGraph:
@@ -56,19 +49,15 @@ def lowered(trace: Trace, name: str, is_int8: bool = True) -> TflmGraph:
     return lowering.graph(name)
 
 
-class _Lowering:
+class _Lowering(GraphWriter):
     def __init__(self, trace: Trace, is_int8: bool) -> None:
+        super().__init__(is_int8)
         self.trace = trace
-        self.dtype = "int8" if is_int8 else "float32"
-        self.scales = 1 if is_int8 else 0
-        self.tensors: list[TflmTensor] = []
-        self.operators: list[TflmOperator] = []
-        self.constant_bytes = 0
-        self.values: dict[int, _Value] = {}
+        # By storage, then by shape: views of one storage are different tensors of the graph. None: two views are alike.
+        self.values: dict[int, dict[tuple[int, ...], GraphValue | None]] = {}
         # Views and operators in place read what they are themselves.
         self.readers = Counter(number for call in trace.ops if call.creates for number in set(call.reads))
-        self.inputs: list[int] = []
-        self.layer = "input"
+        self.reader = {number: call for call in trace.ops for number in call.reads}  # the last one
         for number, storage in enumerate(trace.storages):
             if storage.role == "input":
                 self._input(number)
@@ -84,34 +73,33 @@ class _Lowering:
         if first is not None:
             index = self._tensor(first.shape)
             self.inputs.append(index)
-            self.values[number] = _Value(index, first.shape, False, None)
+            self.values[number] = {first.shape: GraphValue(index, first.shape, False)}
 
     def graph(self, name: str) -> TflmGraph:
         """Return the finished graph; results leave it as torch has them."""
-        last = self.trace.ops[-1] if self.trace.ops else None
-        if last is None or not self.operators:
+        if not self.operators:
             raise ConversionFailed("the model has no operator that the converter would write")
         kept = [number for number, storage in enumerate(self.trace.storages)
                 if storage.died is None and storage.role == "activation" and number in self.values]  # fmt: skip
-        outputs = tuple(self._plain(self.values[number]).index for number in kept)
-        subgraph = TflmSubgraph(tuple(self.tensors), tuple(self.operators), tuple(self.inputs), outputs)
-        scales = sum(tensor.scales for tensor in self.tensors)
-        of_tensors = (_TENSOR_BYTES + _NAME_BYTES) * len(self.tensors) + _SCALE_BYTES * scales
-        beside = _FILE_BYTES + of_tensors + _OPERATOR_BYTES * len(self.operators)
-        return TflmGraph(name, self.constant_bytes + beside, self.constant_bytes, (subgraph,), ())
+        results = [[*self.values[number].values()][-1] for number in kept]
+        if None in results:
+            raise ConversionFailed("a result is one of several views of a tensor, which is not followed")
+        return self.finished(name, [self._plain(value).index for value in results if value is not None])
 
     def lower(self, call: OpCall) -> None:
         """Write what one operator of torch becomes."""
         signature = self._signature(call)
         self.layer = self.trace.modules[call.module].path or signature.op
         op = signature.op.removeprefix("aten.").removesuffix("_").removesuffix(".default")
-        rule: Callable[[OpCall, OpSignature], _Value | None] | None = getattr(self, f"_op_{op}", None)
+        rule: Callable[[OpCall, OpSignature], GraphValue | None] | None = getattr(self, f"_op_{op}", None)
         if rule is not None:
             result = rule(call, signature)
         elif op in _ELEMENTWISE:
             result = self._elementwise(_ELEMENTWISE[op], call, signature)
         elif op in _UNARY:
             result = self._unary(_UNARY[op], call, signature)
+        elif op in _REFUSED:
+            raise ConversionFailed(f"LiteRT writes {signature.op} with {_REFUSED[op]}, which TFLM does not have")
         elif op in ("dropout", "contiguous", "detach", "clone", "alias", "to", "feature_dropout"):
             result = self._read(call)
         elif op in ("view", "reshape", "flatten", "squeeze", "unsqueeze", "_unsafe_view"):
@@ -123,96 +111,65 @@ class _Lowering:
             written = self.tensors[result.index]
             if written.name.startswith(f"{self.layer} (") and all(self.layer != it.name for it in self.tensors):
                 self.tensors[result.index] = replace(written, name=self.layer)
-            # An operator in place, and a view, write to the storage that they read.
-            for number in call.creates or call.reads[:1]:
-                self.values[number] = result
+            shape = signature.outputs[0].shape
+            if signature.is_view and not call.creates:
+                views = self.values[call.reads[0]]
+                is_clear = shape not in views or views[shape] == result
+                views[shape] = result if is_clear else None
+            else:
+                # An operator in place writes to the storage that it reads.
+                for number in call.creates or call.reads[:1]:
+                    self.values[number] = {shape: result}
 
     def _signature(self, call: OpCall) -> OpSignature:
         return self.trace.signatures[call.signature]
 
-    def _read(self, call: OpCall, place: int = 0) -> _Value:
-        value = self.values.get(call.reads[place])
+    def _read(self, call: OpCall, place: int = 0) -> GraphValue:
+        views = self.values.get(call.reads[place], {})
+        value = views.get(self._signature(call).inputs[place].shape)
         if value is None:
-            raise ConversionFailed(f"an input of {self._signature(call).op} is a constant, which is not followed")
+            why = "one of several views of a tensor" if views else "a constant"
+            raise ConversionFailed(f"an input of {self._signature(call).op} is {why}, which is not followed")
         return value
-
-    # Tensors and operators
-
-    def _tensor(self, shape: Sequence[int], is_constant: bool = False, dtype: str = "", scales: int = -1,
-                values: tuple[int, ...] = ()) -> int:  # fmt: skip
-        scales = self.scales if scales < 0 else scales
-        dtype = dtype or self.dtype
-        name = f"{self.layer} ({len(self.tensors)})"
-        tensor = TflmTensor(name, tuple(shape), dtype, is_constant, False, scales, scales, values)
-        self.tensors.append(tensor)
-        self.constant_bytes += tensor.nbytes if is_constant else 0
-        return len(self.tensors) - 1
-
-    def _integers(self, *values: int, shape: Sequence[int] | None = None) -> int:
-        """Return a constant of int32; the converter writes an equal one once."""
-        dims = tuple(shape or (len(values),))
-        for index, tensor in enumerate(self.tensors):
-            if tensor.values == values and tensor.shape == dims:
-                return index
-        return self._tensor(dims, True, "int32", 0, values)
-
-    def _write(self, op: str, inputs: Sequence[int], shape: Sequence[int], **options: Any) -> int:
-        index = self._tensor(shape)
-        tensors = tuple(self.tensors[place] for place in inputs)
-        self.operators.append(
-            TflmOperator(op, False, tensors, (self.tensors[index],), (), tuple(inputs), (index,), options, (), ("", ""))
-        )
-        return index
-
-    def _made(self, index: int, shape: Sequence[int], is_last: bool) -> _Value:
-        return _Value(index, tuple(shape), is_last, len(self.operators) - 1)
-
-    def _graph_shape(self, shape: Sequence[int], is_last: bool) -> tuple[int, ...]:
-        return (shape[0], *shape[2:], shape[1]) if is_last and len(shape) == 4 else tuple(shape)
-
-    def _last(self, value: _Value) -> _Value:
-        """Return a value with channels last."""
-        return value if value.is_last else self._turned(value, True)
-
-    def _plain(self, value: _Value) -> _Value:
-        """Return a value as torch has it."""
-        return self._turned(value, False) if value.is_last else value
-
-    def _turned(self, value: _Value, to_last: bool) -> _Value:
-        shape = self._graph_shape(value.shape, to_last)
-        channels, *sizes = value.shape[1:]
-        if channels == 1 or prod(sizes) == 1:
-            return replace(self._cast_shape(value, shape, value.shape), is_last=to_last)
-        order = self._integers(*((0, 2, 3, 1) if to_last else (0, 3, 1, 2)))
-        return self._made(self._write("TRANSPOSE", (value.index, order), shape), value.shape, to_last)
-
-    def _cast_shape(self, value: _Value, shape: Sequence[int], torch_shape: Sequence[int]) -> _Value:
-        if self.tensors[value.index].shape == tuple(shape):
-            return replace(value, shape=tuple(torch_shape), is_last=False)
-        target = self._integers(*shape)
-        return self._made(self._write("RESHAPE", (value.index, target), shape), torch_shape, False)
 
     # Products
 
-    def _op_conv2d(self, call: OpCall, signature: OpSignature) -> _Value:
-        weight: TensorInfo = signature.inputs[1]
-        arguments = dict(zip(signature.names, signature.args, strict=False)) | dict(signature.kwargs)
-        stride, dilation = _pair(arguments.get("stride", 1)), _pair(arguments.get("dilation", 1))
-        groups = int(arguments.get("groups", 1))
+    def _convolution(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        is_row = signature.op.endswith("1d")
+        stride, dilation = _sizes(signature, "stride", 1, is_row), _sizes(signature, "dilation", 1, is_row)
+        groups = int(signature.argument("groups", 1))
         source = self._last(self._read(call))
-        channels, (kernel_h, kernel_w) = source.shape[1], weight.shape[2:]
-        out = signature.outputs[0].shape
-        pads = _pair(arguments.get("padding", 0)) if not isinstance(arguments.get("padding"), str) else None
+        channels, kernel = source.shape[1], _wide(signature.inputs[1].shape)[2:]
+        out = _wide(signature.outputs[0].shape)
+        pads = None if signature.argument("padding") == "same" else _sizes(signature, "padding", 0, is_row)
         is_depthwise = groups == channels
-        if groups > 1 and not is_depthwise:
-            raise ConversionFailed("what LiteRT writes for a convolution in groups is not known; convert the model")
-        source, padding = self._padded(source, out, (kernel_h, kernel_w), stride, dilation, pads, "PAD")
-        shape = (1, kernel_h, kernel_w, out[1]) if is_depthwise else (out[1], kernel_h, kernel_w, channels)
+        source, padding = self._padded(source, out, kernel, stride, dilation, pads, "PAD")
+        shape = (1, *kernel, out[1]) if is_depthwise else (out[1], *kernel, channels // groups)
         inputs = (source.index, *self._weights(shape, out[1]))
-        options = {"padding": padding, "stride_h": stride[0], "stride_w": stride[1], "activation": 0,
+        options: dict[str, Any] = {"padding": padding, "stride_h": stride[0], "stride_w": stride[1], "activation": 0,
                    "dilation_h": dilation[0], "dilation_w": dilation[1]}  # fmt: skip
         op = "DEPTHWISE_CONV_2D" if is_depthwise else "CONV_2D"
-        return self._made(self._write(op, inputs, self._graph_shape(out, True), **options), out, True)
+        return GraphValue(self._write(op, inputs, graph_shape(out, True), **options), out, True, is_row)
+
+    _op_conv2d = _op_conv1d = _convolution
+
+    def _op_conv_transpose2d(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        stride, pads = _sizes(signature, "stride", 1), _sizes(signature, "padding", 0)
+        source, out = self._last(self._read(call)), signature.outputs[0].shape
+        kernel, sizes = signature.inputs[1].shape[2:], zip(source.shape[2:], stride, out[2:], strict=True)
+        is_same = all(size * step == made for size, step, made in sizes)
+        is_plain = _sizes(signature, "dilation", 1) == (1, 1) and signature.argument("groups", 1) == 1
+        if any(_sizes(signature, "output_padding", 0)) or not is_plain or (any(pads) and not is_same):
+            raise ConversionFailed("LiteRT converts a transposed convolution only without groups and output_padding")
+        weights, bias = self._weights((out[1], *kernel, source.shape[1]), out[1])
+        shape = graph_shape(out, True)
+        inputs = (self._integers(*shape), weights, source.index, bias)
+        options: dict[str, Any] = {
+            "padding": _SAME if any(pads) else _VALID,
+            "stride_h": stride[0],
+            "stride_w": stride[1],
+        }
+        return GraphValue(self._write("TRANSPOSE_CONV", inputs, shape, activation=0, **options), out, True)
 
     def _weights(self, shape: Sequence[int], outputs: int) -> tuple[int, int]:
         """Return weights with a scale per output, and a bias, which is written in any case."""
@@ -221,9 +178,9 @@ class _Lowering:
         return self._tensor(shape, True, scales=scales), self._tensor((outputs,), True, bias, scales)
 
     def _padded(
-        self, value: _Value, out: Sequence[int], kernel: tuple[int, ...], stride: tuple[int, int],
+        self, value: GraphValue, out: Sequence[int], kernel: tuple[int, ...], stride: tuple[int, int],
         dilation: tuple[int, int], pads: tuple[int, int] | None, op: str,
-    ) -> tuple[_Value, int]:  # fmt: skip
+    ) -> tuple[GraphValue, int]:  # fmt: skip
         """Return the input with the padding that "SAME" and "VALID" cannot express, and which of both is left."""
         sizes = value.shape[2:]
         spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
@@ -233,109 +190,205 @@ class _Lowering:
             return value, _SAME if pads is None or any(pads) else _VALID
         if not any(pads):
             return value, _VALID
-        high, wide = pads
-        shape = (*value.shape[:2], sizes[0] + 2 * high, sizes[1] + 2 * wide)
-        inputs = [value.index, self._integers(0, 0, high, high, wide, wide, 0, 0, shape=(4, 2))]
+        return self._with_border(value, ((0, 0), (0, 0), (pads[0],) * 2, (pads[1],) * 2), op), _VALID
+
+    def _with_border(self, value: GraphValue, border: Sequence[tuple[int, int]], op: str) -> GraphValue:
+        """Return a value with elements added before and after each axis of torch."""
+        shape = [size + sum(more) for size, more in zip(value.shape, border, strict=True)]
+        numbers = [number for more in graph_shape(border, value.is_last) for number in more]
+        inputs = [value.index, self._integers(*numbers, shape=(len(border), 2))]
         if op == "PADV2":
             inputs.append(self._tensor((), True))
-        return self._made(self._write(op, inputs, self._graph_shape(shape, True)), shape, True), _VALID
+        index = self._write(op, inputs, graph_shape(shape, value.is_last))
+        return GraphValue(index, tuple(shape), value.is_last, value.is_row)
 
-    def _op_linear(self, call: OpCall, signature: OpSignature) -> _Value:
-        source, out = self._plain(self._read(call)), signature.outputs[0].shape
+    def _op_pad(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        value, pads = self._read(call), signature.argument("pad")
+        if signature.argument("mode", "constant") != "constant" or value.is_row or min(pads) < 0:
+            raise ConversionFailed("what LiteRT writes for this padding is not known; convert the model first")
+        border = [(int(low), int(high)) for low, high in zip(pads[::2], pads[1::2], strict=True)]
+        border += [(0, 0)] * (len(value.shape) - len(border))
+        return self._with_border(value, border[::-1], "PADV2" if signature.argument("value") else "PAD")
+
+    def _op_linear(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        value, out = self._read(call), signature.outputs[0].shape
+        # What is flat is read as it is.
+        source = self._plain(value) if value.is_last or value.is_row else value
         weight = signature.inputs[1].shape
         inputs = (source.index, *self._weights(weight, weight[0]))
-        options = {"activation": 0, "weights_format": 0, "keep_num_dims": len(out) > 2}
-        return self._made(self._write("FULLY_CONNECTED", inputs, out, **options), out, False)
+        options: dict[str, Any] = {"activation": 0, "weights_format": 0, "keep_num_dims": len(out) > 2}
+        return GraphValue(self._write("FULLY_CONNECTED", inputs, out, **options), out, False)
 
-    def _op_batch_norm(self, call: OpCall, signature: OpSignature) -> _Value:
+    def _op_batch_norm(self, call: OpCall, signature: OpSignature) -> GraphValue:
         value = self._read(call)
-        made = None if value.maker is None else self.operators[value.maker].op
-        if made in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED") and self.readers[call.reads[0]] == 1:
+        if self._folds_back(value, call):
             return value
-        raise ConversionFailed("what LiteRT writes for a batch norm without a layer before it is not known")
+        channels = value.shape[1]
+        shape = (1, 1, 1, channels) if value.is_last else (channels, *(1 for _ in value.shape[2:]))
+        # Mean and variance; scale and shift where it has them.
+        for op in ("SUB", "MUL", "MUL", "ADD")[: 4 if len(signature.inputs) > 3 else 2]:
+            tensors = (value.index, self._tensor(shape, True))
+            value = replace(value, index=self._write(op, tensors, self.tensors[value.index].shape, activation=0))
+        return value
+
+    def _folds_back(self, value: GraphValue, call: OpCall) -> bool:
+        """Return whether constants are folded into the layer that made a value."""
+        maker = self._maker(value.index)
+        is_alone = not call.creates or self.readers[call.reads[0]] == 1
+        return maker is not None and maker.op in _WEIGHTED and not maker.options["activation"] and is_alone
+
+    def _folds_on(self, value: GraphValue, call: OpCall, op: str) -> bool:
+        """Return whether a constant is folded into the layer that reads the result."""
+        result = (call.creates or call.reads)[0]
+        reader = self.reader.get(result)
+        if reader is None or reader.index <= call.index or self.readers[result] > 1:
+            return False
+        signature = self._signature(reader)
+        if signature.op == "aten.linear":
+            return True
+        is_padded = signature.argument("padding") == "same" or any(_sizes(signature, "padding", 0))
+        return signature.op == "aten.conv2d" and value.is_last and (op in ("mul", "div") or not is_padded)
 
     # Pools and means
 
-    def _op_max_pool2d(self, call: OpCall, signature: OpSignature) -> _Value:
-        return self._pool("MAX_POOL_2D", call, signature)
-
-    def _op_avg_pool2d(self, call: OpCall, signature: OpSignature) -> _Value:
-        return self._pool("AVERAGE_POOL_2D", call, signature)
-
-    def _pool(self, op: str, call: OpCall, signature: OpSignature) -> _Value:
-        arguments = dict(zip(signature.names, signature.args, strict=False)) | dict(signature.kwargs)
-        kernel = _pair(arguments["kernel_size"])
-        stride = _pair(arguments.get("stride") or kernel)
-        out, pads = signature.outputs[0].shape, _pair(arguments.get("padding", 0))
-        if op == "AVERAGE_POOL_2D" and any(pads):
-            raise ConversionFailed("what LiteRT writes for an average pool with padding is not known")
+    def _pool(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        op = "MAX_POOL_2D" if "max_pool" in signature.op else "AVERAGE_POOL_2D"
+        is_row = signature.op.endswith("1d")
+        kernel = _sizes(signature, "kernel_size", 1, is_row)
+        stride = _sizes(signature, "stride", 1, is_row) if signature.argument("stride") else kernel
+        out, pads = _wide(signature.outputs[0].shape), _sizes(signature, "padding", 0, is_row)
         source = self._last(self._read(call))
-        if any(pads):
+        border = ((0, 0), (0, 0), (pads[0],) * 2, (pads[1],) * 2)
+        if any(pads) and op == "MAX_POOL_2D":
             source, _ = self._padded(source, out, kernel, stride, (1, 1), pads, "PADV2")
-        options = {"padding": _VALID, "stride_h": stride[0], "stride_w": stride[1], "filter_h": kernel[0],
-                   "filter_w": kernel[1], "activation": 0}  # fmt: skip
-        return self._made(self._write(op, (source.index,), self._graph_shape(out, True), **options), out, True)
+        elif any(pads) and signature.argument("count_include_pad", True):
+            source = self._with_border(source, border, "PAD")
+        elif any(pads) and self._padded(source, out, kernel, stride, (1, 1), pads, "PAD")[0] is not source:
+            raise ConversionFailed("what LiteRT writes for this average pool is not known; convert the model first")
+        # Padding, strides and the window do not change what is allocated.
+        return GraphValue(self._write(op, (source.index,), graph_shape(out, True), activation=0), out, True, is_row)
 
-    def _op_adaptive_avg_pool2d(self, call: OpCall, signature: OpSignature) -> _Value:
-        out = signature.outputs[0].shape
-        if out[2:] != (1, 1):
-            raise ConversionFailed("what LiteRT writes for an adaptive pool to more than 1x1 is not known")
-        source = self._last(self._read(call))
-        index = self._write("MEAN", (source.index, self._integers(2, 1)), self._graph_shape(out, True), keep_dims=1)
-        return self._made(index, out, True)
+    _op_max_pool2d = _op_avg_pool2d = _op_max_pool1d = _op_avg_pool1d = _pool
 
-    def _op_mean(self, call: OpCall, signature: OpSignature) -> _Value:
-        source, out = self._plain(self._read(call)), signature.outputs[0].shape
-        arguments = dict(zip(signature.names, signature.args, strict=False)) | dict(signature.kwargs)
-        rank = len(source.shape)
-        dims = arguments.get("dim")
-        axes = (
-            [axis % rank for axis in (dims if isinstance(dims, (list, tuple)) else [dims])]
-            if dims is not None
-            else [*range(rank)]
-        )
-        return self._made(self._write("MEAN", (source.index, self._integers(*axes)), out), out, False)
+    def _op_adaptive_avg_pool2d(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        out, source = _wide(signature.outputs[0].shape), self._last(self._read(call))
+        steps = [size // made for size, made in zip(source.shape[2:], out[2:], strict=True)]
+        if prod(out[2:]) == 1 and not source.is_row:
+            index = self._write("MEAN", (source.index, self._integers(2, 1)), graph_shape(out, True), keep_dims=1)
+        elif prod(out[2:]) == 1:
+            turned = self._plain(source, source.shape)
+            index = self._write("MEAN", (turned.index, self._integers(3, 2)), out, keep_dims=1)
+            return GraphValue(index, out, False, True)
+        elif [made * step for made, step in zip(out[2:], steps, strict=True)] == [*source.shape[2:]]:
+            index = self._write("AVERAGE_POOL_2D", (source.index,), graph_shape(out, True), padding=_VALID,
+                                stride_h=steps[0], stride_w=steps[1], filter_h=steps[0], filter_w=steps[1])  # fmt: skip
+        else:
+            raise ConversionFailed("what LiteRT writes for this adaptive pool is not known; convert the model first")
+        return GraphValue(index, out, True, source.is_row)
 
-    def _op_upsample_nearest2d(self, call: OpCall, signature: OpSignature) -> _Value:
+    _op_adaptive_avg_pool1d = _op_adaptive_avg_pool2d
+
+    def _op_mean(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        value, out = self._read(call), signature.outputs[0].shape
+        rank, dims = len(value.torch_shape), signature.argument("dim")
+        dims = range(rank) if dims is None else dims if isinstance(dims, (list, tuple)) else (dims,)
+        axes = [axis % rank for axis in dims]
+        op = signature.op.removeprefix("aten.").upper()
+        if value.is_last and axes == [2, 3] and len(out) == 4:
+            index = self._write(op, (value.index, self._integers(1, 2)), graph_shape(out, True), keep_dims=1)
+            return GraphValue(index, out, True)
+        source = self._plain(value)
+        return GraphValue(self._write(op, (source.index, self._integers(*axes)), out, keep_dims=0), out, False)
+
+    _op_sum = _op_mean
+
+    def _resized(self, call: OpCall, signature: OpSignature) -> GraphValue:
         source, out = self._last(self._read(call)), signature.outputs[0].shape
-        index = self._write("RESIZE_NEAREST_NEIGHBOR", (source.index, self._integers(*out[2:])),
-                            self._graph_shape(out, True))  # fmt: skip
-        return self._made(index, out, True)
+        op = "RESIZE_NEAREST_NEIGHBOR" if "nearest" in signature.op else "RESIZE_BILINEAR"
+        index = self._write(op, (source.index, self._integers(*out[2:])), graph_shape(out, True))
+        return GraphValue(index, out, True)
+
+    _op_upsample_nearest2d = _op_upsample_bilinear2d = _resized
 
     # Arithmetic
 
-    def _unary(self, op: str, call: OpCall, signature: OpSignature) -> _Value:
+    def _unary(self, op: str, call: OpCall, signature: OpSignature) -> GraphValue:
         value = self._read(call)
-        fused = {"RELU": _RELU, "RELU6": _RELU6}.get(op)
+        maker = self._maker(value.index)
         is_alone = not call.creates or self.readers[call.reads[0]] == 1
-        if fused is not None and value.maker is not None and is_alone:
-            made = self.operators[value.maker]
-            if made.op in _FUSES and not made.options.get("activation"):
-                self.operators[value.maker] = replace(made, options={**made.options, "activation": fused})
+        if op in _FUSED and maker is not None and is_alone and maker.options.get("activation") == 0:
+            fuses = maker.op in _WEIGHTED if op == "RELU" else maker.op in _WEIGHTED - {"TRANSPOSE_CONV"}
+            if fuses or maker.op in _ELEMENTWISE_FUSES:
+                self._changed(value.index, activation=_FUSED[op])
                 return value
+        if op == "RELU_N1_TO_1":
+            raise ConversionFailed("hardtanh becomes RELU_N1_TO_1 here, which TFLM does not have")
+        return self._computed(op, self._plain(value) if op == "LOG_SOFTMAX" else value)
+
+    def _computed(self, op: str, value: GraphValue) -> GraphValue:
+        """Write an operator on single elements, in float32 where the quantizer leaves it so."""
+        shape, index = self.tensors[value.index].shape, value.index
+        if not self.scales or op not in _STAYS_FLOAT:
+            return replace(value, index=self._write(op, (index,), shape))
+        index = self._write("DEQUANTIZE", (index,), shape, "float32")
+        index = self._write(op, (index,), shape, "float32")
+        return replace(value, index=self._write("QUANTIZE", (index,), shape))
+
+    def _op_hardtanh(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        limits = tuple(signature.args[1:3]) or (-1, 1)
+        op = "RELU6" if limits == (0, 6) else "RELU_N1_TO_1" if limits == (-1, 1) else None
+        if op is None:
+            raise ConversionFailed(f"what LiteRT writes for a clamp to {limits} is not known; convert the model first")
+        return self._unary(op, call, signature)
+
+    _op_clamp = _op_hardtanh
+
+    def _op_hardsigmoid(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        value = self._read(call)
+        if self._folds_back(value, call):
+            self._changed(value.index, activation=_FUSED["RELU6"])
+        else:
+            value = self._with_constant("ADD", value, _FUSED["RELU6"])
+        return value if self._folds_on(value, call, "mul") else self._with_constant("MUL", value)
+
+    def _op_silu(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        value = self._read(call)
+        gate = self._computed("LOGISTIC", value)
         shape = self.tensors[value.index].shape
-        return self._made(self._write(op, (value.index,), shape), value.shape, value.is_last)
+        return replace(value, index=self._write("MUL", (value.index, gate.index), shape, activation=0))
 
-    def _op_hardtanh(self, call: OpCall, signature: OpSignature) -> _Value:
-        if tuple(signature.args[1:3]) != (0.0, 6.0):
-            raise ConversionFailed("what LiteRT writes for hardtanh other than 0 to 6 is not known")
-        return self._unary("RELU6", call, signature)
+    def _op_prelu(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        value = self._read(call)
+        above = self._computed("RELU", value)
+        below = self._with_constant("MUL", self._with_constant("MUL", value, _FUSED["RELU"]))
+        shape = self.tensors[value.index].shape
+        return replace(value, index=self._write("SUB", (above.index, below.index), shape, activation=0))
 
-    def _elementwise(self, op: str, call: OpCall, signature: OpSignature) -> _Value:
+    def _with_constant(self, op: str, value: GraphValue, activation: int = 0) -> GraphValue:
+        tensors = (value.index, self._tensor((), True))
+        return replace(value, index=self._write(op, tensors, self.tensors[value.index].shape, activation=activation))
+
+    def _elementwise(self, op: str, call: OpCall, signature: OpSignature) -> GraphValue:
         out = signature.outputs[0].shape
         values = [self._read(call, place) for place in range(len(call.reads))]
-        is_last = any(value.is_last for value in values)
-        aligned = [self._last(value) if is_last and len(value.shape) == 4 else self._plain(value) for value in values]
-        places = [value.index for value in aligned]
-        if len(places) == 1:
-            places.append(self._tensor((), True))
-        index = self._write(op, places, self._graph_shape(out, is_last), activation=0)
-        return self._made(index, out, is_last)
+        if len(values) == 1:
+            torch_op = signature.op.removeprefix("aten.").removesuffix("_")
+            folds = self._folds_back(values[0], call) or self._folds_on(values[0], call, torch_op)
+            return values[0] if folds else self._with_constant("MUL" if op == "DIV" else op, values[0])
+        last = next((value for value in values if value.is_last), None)
+        rank = len(out)
+        places = [
+            (self._plain(value) if last is None or len(value.torch_shape) < rank else self._last(value)).index
+            for value in values
+        ]
+        shape = _wide(out) if last is not None and last.is_row else out
+        index = self._write(op, places, graph_shape(shape, last is not None), activation=0)
+        return GraphValue(index, shape, last is not None, last is not None and last.is_row)
 
-    def _op_cat(self, call: OpCall, signature: OpSignature) -> _Value:
+    def _op_cat(self, call: OpCall, signature: OpSignature) -> GraphValue:
         out = signature.outputs[0].shape
         values = [self._read(call, place) for place in range(len(call.reads))]
-        is_last = all(value.is_last for value in values)
+        is_last, is_row = all(value.is_last for value in values), all(value.is_row for value in values)
         rescaled = self._rescaled_inputs(call, values)
         aligned = [(self._last if is_last else self._plain)(value) for value in values]
         places = [
@@ -344,46 +397,88 @@ class _Lowering:
             else value.index
             for place, value in enumerate(aligned)
         ]
-        index = self._write("CONCATENATION", places, self._graph_shape(out, is_last), activation=0, axis=0)
-        return self._made(index, out, is_last)
+        shape = _wide(out) if is_last and is_row else out
+        index = self._write("CONCATENATION", places, graph_shape(shape, is_last), activation=0, axis=0)
+        return GraphValue(index, shape, is_last, is_last and is_row)
 
-    def _rescaled_inputs(self, call: OpCall, values: Sequence[_Value]) -> list[int]:
+    def _rescaled_inputs(self, call: OpCall, values: Sequence[GraphValue]) -> list[int]:
         """Return the inputs of a concatenation that are converted to its scale, as far as shapes can tell.
 
         All inputs share the scale of the widest range. A layer that only the concatenation reads adopts it; what
         others read, or what keeps the scale of its own input, is converted, unless its range is the widest. Ranges
-        are not known: a sum is taken to be wider than its terms, else the first input to be the widest.
+        are not known: a sum is taken to be wider than its terms, else the earliest input to be the widest, for ranges
+        shrink with depth. Of tensors without a common lower end, as ReLU gives them, none has the whole range.
         """
         if not self.scales:
             return []
-        makers = [None if value.maker is None else self.operators[value.maker].op for value in values]
+        makers = [self._maker(value.index) for value in values]
+        ops = [None if maker is None else maker.op for maker in makers]
         fixed = [place for place, number in enumerate(call.reads)
-                 if self.readers[number] > 1 or makers[place] in (None, *_KEEPS_SCALE)]  # fmt: skip
-        has_sum = any(made == "ADD" for place, made in enumerate(makers) if place not in fixed)
-        return fixed if has_sum else fixed[1:]
+                 if self.readers[number] > 1 or ops[place] in (None, *_KEEPS_SCALE)]  # fmt: skip
+        has_sum = any(op == "ADD" for place, op in enumerate(ops) if place not in fixed)
+        is_positive = all(self._is_positive(value.index) for value in values)
+        if has_sum or (len(fixed) > 1 and not is_positive):
+            return fixed
+        return sorted(fixed, key=lambda place: values[place].index)[1:]
 
-    def _op_softmax(self, call: OpCall, signature: OpSignature) -> _Value:
+    def _is_positive(self, index: int) -> bool:
+        """Return whether a ReLU bounds a tensor."""
+        maker = self._maker(index)
+        while maker is not None and maker.op in _KEEPS_SCALE:
+            maker = self._maker(maker.input_indices[0])
+        if maker is not None and maker.op == "CONCATENATION":
+            return all(self._is_positive(place) for place in maker.input_indices)
+        positive = ("RELU", "RELU6", "LOGISTIC", "QUANTIZE")
+        return maker is not None and (maker.op in positive or maker.options.get("activation") in (1, 3))
+
+    def _op_softmax(self, call: OpCall, signature: OpSignature) -> GraphValue:
         source = self._plain(self._read(call))
-        return self._made(self._write("SOFTMAX", (source.index,), source.shape, beta=1.0), source.shape, False)
+        return replace(source, index=self._write("SOFTMAX", (source.index,), source.shape, beta=1.0))
 
-    def _reshaped(self, call: OpCall, signature: OpSignature) -> _Value:
+    def _reordered(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        """Return a value with its dimensions in another order; what channels last makes of it may be free."""
         value, out = self._read(call), signature.outputs[0].shape
-        made = None if value.maker is None else self.operators[value.maker]
-        is_flat = value.is_last and prod(value.shape[2:]) == 1
-        if is_flat and made is not None and made.op == "MEAN" and self.readers[call.reads[0]] <= 2:
+        rank = len(out)
+        order = [axis % rank for axis in signature.argument("dims", ())] or [*range(rank)]
+        if "dims" not in signature.names:
+            first, second = (0, 1) if signature.op == "aten.t" else (int(axis) % rank for axis in signature.args[1:3])
+            order[first], order[second] = second, first
+        if value.is_last and not value.is_row:
+            order = [(0, 3, 1, 2)[axis] for axis in order]
+        else:
+            value = self._plain(value)
+        sizes = self.tensors[value.index].shape
+        moved = [axis for axis in order if sizes[axis] > 1]
+        if moved == sorted(moved):
+            return self._cast_shape(value, out)
+        return GraphValue(self._transposed(value.index, order, out), out, False)
+
+    _op_permute = _op_transpose = _op_t = _reordered
+
+    def _reshaped(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        value, out = self._read(call), signature.outputs[0].shape
+        maker = self._maker(value.index)
+        is_flat = (value.is_last or value.is_row) and prod(value.shape[2:]) == 1 and len(out) == 2
+        if is_flat and maker is not None and maker.op == "MEAN" and self.readers[call.reads[0]] <= 2:
             # The mean drops the dimensions itself.
             self.tensors[value.index] = replace(self.tensors[value.index], shape=tuple(out))
-            tensors = (self.tensors[value.index],)
-            self.operators[value.maker or 0] = replace(made, outputs=tensors, options={"keep_dims": 0})
-            return replace(value, shape=tuple(out), is_last=False)
+            self._changed(value.index, keep_dims=0)
+            return GraphValue(value.index, tuple(out), False)
         if is_flat:
             # A fully connected layer reads it as it is.
-            return replace(value, shape=tuple(out), is_last=False)
-        plain = self._plain(value)
-        return self._cast_shape(plain, out, out)
+            return GraphValue(value.index, tuple(out), False)
+        return self._plain(value, out)
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    if isinstance(value, (list, tuple)):
-        return (int(value[0]), int(value[-1]))
-    return int(value), int(value)
+def _wide(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape with a height of 1 where it has three dimensions."""
+    return (*shape[:2], 1, shape[2]) if len(shape) == 3 else tuple(shape)
+
+
+def _sizes(signature: OpSignature, name: str, default: int, is_row: bool = False) -> tuple[int, int]:
+    """Return an argument of a window as height and width; a row has a height of 1."""
+    value = signature.argument(name, default)
+    if isinstance(value, str):
+        return 0, 0  # padding of "valid"
+    high, wide = (value[0], value[-1]) if isinstance(value, (list, tuple)) else (value, value)
+    return (0 if name == "padding" else 1) if is_row else int(high), int(wide)

@@ -32,6 +32,7 @@ _ACCEPTED = {
 # Types of input and weights that go together.
 _PAIRS = {("float32", "float32"), ("int8", "int8"), ("int8", "int4"), ("int16", "int8")}
 _WITH_WEIGHTS = {"CONV_2D": (0, 1), "DEPTHWISE_CONV_2D": (0, 1), "FULLY_CONNECTED": (0, 1), "TRANSPOSE_CONV": (2, 1)}
+_MOST_JOINED = 10  # inputs of a CONCATENATION
 _NEED_SCALES = frozenset("ADD SUB MUL".split())
 _CODE_FILE = "tflm_code.csv"
 # Registering operators: code beside theirs, once and for each.
@@ -83,6 +84,8 @@ def _type_error(operator: TflmOperator) -> str | None:
         return None
     if source.dtype not in _ACCEPTED.get(op, {source.dtype}) or source.dtype == "string":
         return f"its type {source.dtype} is not supported"
+    if op == "CONCATENATION" and len(operator.inputs) > _MOST_JOINED:
+        return f"it joins {len(operator.inputs)} tensors, and TFLM joins {_MOST_JOINED} at most"
     second = operator.given(1)
     if op == "BATCH_MATMUL" and second is not None and second.dtype != source.dtype:
         return f"its factors are in {source.dtype} and {second.dtype}"

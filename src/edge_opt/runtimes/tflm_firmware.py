@@ -14,6 +14,7 @@ import numpy as np
 from edge_opt._support.files import write_whole
 from edge_opt.boards.mcu_memory import find_core, mcu_memory
 from edge_opt.errors import InvalidInput, translated
+from edge_opt.model_files.tflm_graph import read_tflm
 from edge_opt.model_files.tflm_kernels import Kernels
 from edge_opt.records.microcontrollers import McuMemory
 
@@ -80,7 +81,9 @@ def write_firmware(
     if kernels == "auto":
         kernels = "cmsis-nn" if find_core(core)[2].is_arm else "reference"
     memory = mcu_memory(model, core=core, kernels=kernels)
-    data, folder = Path(model).read_bytes(), Path(output)
+    graph, folder = read_tflm(model), Path(output)
+    data = _joined(model) if graph.is_split else Path(model).read_bytes()
+    ports = graph.subgraphs[0]
     contents: dict[str, str | bytes] = {
         "model.tflite": data,
         "model_data.h": _guarded("MODEL_DATA", "alignas(16) extern const unsigned char g_model_data[];\n"
@@ -90,11 +93,20 @@ def write_firmware(
         "arena_size.h": _arena_size(memory, margin),
         "main.cc": _MAIN,
     }  # fmt: skip
-    expected = expected_outputs(data)
+    expected = expected_outputs(data, len(ports.inputs), len(ports.outputs))
     if expected is not None:
         contents["expected_outputs.json"] = json.dumps(expected, indent=1) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     return [write_whole(folder / name, content) for name, content in contents.items()]
+
+
+def _joined(model: str | os.PathLike[str]) -> bytes:
+    """Return the file with all weights inside its FlatBuffer, where TFLM reads them."""
+    if find_spec("ai_edge_litert") is None:
+        raise InvalidInput(f"weights of {model} lie behind its FlatBuffer; to move them: pip install ai-edge-litert")
+    tools = import_module("ai_edge_litert.tools.flatbuffer_utils")
+    with translated("the weights cannot be moved into the FlatBuffer"):
+        return bytes(tools.convert_object_to_bytearray(tools.read_model(os.fspath(model))))
 
 
 def _guarded(name: str, body: str) -> str:
@@ -143,7 +155,7 @@ def _arena_size(memory: McuMemory, margin: float) -> str:
     return _guarded("ARENA_SIZE", f"#include <cstddef>\n\n{why}constexpr size_t kTensorArenaSize = {size};\n")
 
 
-def expected_outputs(data: bytes) -> list[dict[str, Any]] | None:
+def expected_outputs(data: bytes, inputs: int = 1, outputs: int = 1) -> list[dict[str, Any]] | None:
     """Return inputs and outputs of a few samples in TFLM's interpreter; None where the package is not installed."""
     if find_spec("tflite_micro") is None:
         return None
@@ -152,14 +164,17 @@ def expected_outputs(data: bytes) -> list[dict[str, Any]] | None:
     samples: list[dict[str, Any]] = []
     with translated("TFLM cannot run the model"):
         interpreter = package.Interpreter.from_bytes(data, arena_size=max(1 << 20, 20 * len(data)))
-        details = interpreter.get_input_details(0)
         for _ in range(_SAMPLES):
-            dtype = np.dtype(details["dtype"])
-            is_whole = np.issubdtype(dtype, np.integer)
-            shape = tuple(details["shape"])
-            values = generator.integers(0, 127, shape) if is_whole else generator.random(shape)
-            interpreter.set_input(values.astype(dtype), 0)
+            sample = {}
+            for index in range(inputs):
+                details = interpreter.get_input_details(index)
+                dtype, shape = np.dtype(details["dtype"]), tuple(details["shape"])
+                is_whole = np.issubdtype(dtype, np.integer)
+                values = (generator.integers(0, 127, shape) if is_whole else generator.random(shape)).astype(dtype)
+                interpreter.set_input(values, index)
+                sample[f"input_{index}" if index else "input"] = values.ravel().tolist()
             interpreter.invoke()
-            output = interpreter.get_output(0)
-            samples.append({"input": values.astype(dtype).ravel().tolist(), "output": output.ravel().tolist()})
+            for index in range(outputs):
+                sample[f"output_{index}" if index else "output"] = interpreter.get_output(index).ravel().tolist()
+            samples.append(sample)
     return samples
