@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from convertible import Residual
 from edge_opt import compress
+from edge_opt.boards.mcu_memory import mcu_memory
 from edge_opt.errors import InvalidInput, MissingExtra
 from edge_opt.model import SmallCNN
 from edge_opt.run.export_best import program
@@ -72,6 +74,11 @@ def test_executorch_runs_static_int8(tmp_path: Path) -> None:
     done = compress.convert(Residual(), SHAPE, "int8", "executorch", calibration=PICTURES, output=tmp_path)
     assert {layer.path for layer in done.layers if layer.precision == "int8"} == {"stem", "conv", "head"}
     assert [path.name for path in tmp_path.iterdir()] == ["Residual.int8.pte"]
+    memory = mcu_memory(done.path, core="nucleo-h743zi", runtime="executorch")
+    program = import_module("executorch.exir._serialize._program")
+    stated = program.deserialize_pte_binary(Path(done.path).read_bytes()).program.execution_plan[0]
+    assert memory.arena_bytes == sum(stated.non_const_buffer_sizes) > 0
+    assert (memory.fits, memory.flash_bytes) == (None, Path(done.path).stat().st_size)
     assert any(remark.startswith("planned memory: ") for remark in done.remarks)
     with compress.open_runner(done.path, threads=2) as runner:
         assert runner.runtime == "executorch" and runner(torch.randn(SHAPE))[0].shape == (1, 4)

@@ -11,13 +11,16 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from edge_opt import units
 from edge_opt._support.checks import check_one_of
+from edge_opt._support.files import mapped
 from edge_opt.boards.catalog import device, normalized
+from edge_opt.boards.ethos_u import VELA, VelaRun, compiled_by_vela
 from edge_opt.boards.st_edge_ai import StMemory, st_memory
 from edge_opt.boards.targets import ResolvedTarget
 from edge_opt.errors import EdgeOptError, InvalidInput, UnknownDevice, UnreadableModel
 from edge_opt.loading import resolve_call
 from edge_opt.model_files.file_graph import read_errors
 from edge_opt.model_files.file_model import FileModel
+from edge_opt.model_files.tflite_reader import Flatbuffer
 from edge_opt.model_files.tflm_arena import PlannedBuffer, TflmArena, replanned_head, tflm_arena
 from edge_opt.model_files.tflm_graph import TflmGraph, read_tflm
 from edge_opt.model_files.tflm_kernels import Extension, Kernels, TflmBuild
@@ -35,10 +38,12 @@ RAM_MARGIN_BYTES = 8 * 1024
 FLASH_MARGIN_BYTES = 16 * 1024
 MEMORY_UNKNOWN = "RAM and flash under TFLM are not known"
 ST_RUNTIME: Literal["st-edge-ai"] = "st-edge-ai"
+EXECUTORCH: Literal["executorch"] = "executorch"
 # Activations of ST Edge AI may be above the estimate by this share; the worst of 20 rows is 25 % above it.
 _ST_UNSURE = 0.3
 # LiteRT's quantizer writes 256 KiB of weights and more behind the FlatBuffer. TFLM takes such tensors for activations.
 _SPLIT = "TFLM reads this file only after `edge-opt convert FILE --runtime tflm`, which moves its weights into it"
+_DRIVER = "not in it: the driver of the Ethos-U, and some bytes of its operator in the arena"
 _RAM_MARGIN = "stack, interpreter, drivers and the application"
 _FLASH_MARGIN = "start-up code, drivers and the application"
 
@@ -74,7 +79,7 @@ def mcu_memory(
     kernels: Kernels = "reference",
     precision: Literal["int8", "fp32"] = "int8",
     resource_variables: int | None = None,
-    runtime: Literal["tflm", "st-edge-ai"] = "tflm",
+    runtime: Literal["tflm", "st-edge-ai", "vela", "executorch"] = "tflm",
 ) -> McuMemory:
     """Return the RAM and flash that a runtime needs for a model, without running it.
 
@@ -91,7 +96,8 @@ def mcu_memory(
         kernels: "reference" for TFLM's own kernels, or "cmsis-nn" where the core is an Arm Cortex-M.
         precision: Of a module: "int8" for a quantized file (static, inputs in int8), or "fp32". A file has its own.
         resource_variables: Size of the application's table of resource variables; default: what the file needs.
-        runtime: "tflm" for TensorFlow Lite Micro, or "st-edge-ai" (int8, on an Arm Cortex-M).
+        runtime: "tflm" for TensorFlow Lite Micro, "st-edge-ai" (int8, on an Arm Cortex-M), or "vela": TFLM with the
+            file that Arm's Vela compiles for the Ethos-U of a board; "executorch": planned memory of a `.pte` file.
 
     >>> from edge_opt.model import SmallCNN
     >>> memory = mcu_memory(SmallCNN(), (1, 1, 28, 28), core="rp2040")
@@ -99,11 +105,15 @@ def mcu_memory(
     (True, True)
     """
     check_one_of("kernels", kernels, get_args(Kernels))
-    check_one_of("runtime", runtime, ("tflm", ST_RUNTIME))
+    check_one_of("runtime", runtime, ("tflm", ST_RUNTIME, VELA, EXECUTORCH))
     spec, name, cpu = find_core(core)
     if kernels == "cmsis-nn" and not cpu.is_arm:
         raise InvalidInput(f"CMSIS-NN is for Arm Cortex-M, and {name} is not one; pass kernels='reference'")
     build = TflmBuild(kernels, cpu.extension, cpu.pointer_bytes, cpu.enum_bytes, cpu.pointer_bytes == 8)
+    if runtime == VELA:
+        return _vela_record(compiled_by_vela(_file(model), spec), build, name, spec)
+    if runtime == EXECUTORCH:
+        return _executorch_record(_file(model, ".pte"), name)
     graph = _graph(model, inputs, precision)
     if runtime == ST_RUNTIME:
         if not cpu.is_arm or _precision(graph) != "int8":
@@ -148,6 +158,15 @@ def _graph(model: Any, inputs: Any, precision: str) -> TflmGraph:
     return lowered(trace(module, inputs, kwargs), name or type(module).__name__, precision == "int8")
 
 
+def _file(model: Any, suffix: str = ".tflite") -> Path:
+    """Return the path of a model that must be a file of this kind."""
+    file = Path(model) if isinstance(model, (str, os.PathLike)) else None
+    if file is None or file.suffix.lower() != suffix:
+        runtime = "executorch" if suffix == ".pte" else "tflm"
+        raise InvalidInput(f"this runtime takes a {suffix} file; write one with: edge-opt convert --runtime {runtime}")
+    return file
+
+
 def memory_of(graph: TflmGraph, arena: TflmArena, build: TflmBuild, name: str, spec: DeviceSpec | None) -> McuMemory:
     """Return the record of an arena and the flash of its operators, with verdicts where a board is known."""
     operators = sorted({registered_name(operator) for operator in graph.operators()})
@@ -189,26 +208,46 @@ def memory_of(graph: TflmGraph, arena: TflmArena, build: TflmBuild, name: str, s
 
 def _st_record(graph: TflmGraph, memory: StMemory, name: str, spec: DeviceSpec | None) -> McuMemory:
     """Return the record of ST Edge AI's activations and flash; its arena is the activations."""
-    flash_bytes = memory.weight_bytes + memory.code_bytes
-    return McuMemory(
-        model=graph.name,
-        core=name,
-        kernels=ST_RUNTIME,
-        arena_bytes=memory.activation_bytes,
-        arena_used_bytes=memory.activation_bytes,
-        head_bytes=memory.activation_bytes,
-        tail_bytes=0,
-        tail_parts=(),
-        planning_bytes=0,
+    parts = (MemoryPart("weights and biases", memory.weight_bytes), MemoryPart("code", memory.code_bytes))
+    record = _planned_record(graph.name, name, ST_RUNTIME, memory.activation_bytes, parts)
+    return replace(
+        record,
         scratch_bytes=memory.scratch_bytes,
         peak_tensors=tuple(MemoryPart(buffer.name, buffer.nbytes) for buffer in memory.alive),
         peak_operator=_operator_at(graph, memory.step),
-        flash_bytes=flash_bytes,
-        flash_parts=(MemoryPart("weights and biases", memory.weight_bytes), MemoryPart("code", memory.code_bytes)),
-        operators=(),
-        verdicts=() if spec is None else _verdicts(spec, memory.activation_bytes, flash_bytes, _ST_UNSURE),
+        verdicts=() if spec is None else _verdicts(spec, record.arena_bytes, record.flash_bytes, _ST_UNSURE),
         notes=("an estimate, fitted to ST Edge AI 4.0.0 on STM32H7; verdicts add 30 % to the activations",),
     )
+
+
+def _executorch_record(file: Path, name: str) -> McuMemory:
+    """Return the memory that ExecuTorch planned for a `.pte` file, as the file states it."""
+    with read_errors(file):
+        data = mapped(file)
+        if bytes(data[4:6]) != b"ET":
+            raise UnreadableModel("it does not begin like a program of ExecuTorch")
+        plans = Flatbuffer(data).root().tables(1)
+        planned = sum(sum(plan.numbers(8, "<i8")) for plan in plans)
+    notes = ("not in it, so there is no verdict: code, records of tensors, and memory of delegates such as XNNPACK",)
+    record = _planned_record(file.name, name, EXECUTORCH, planned, (MemoryPart("program file", len(data)),))
+    return replace(record, precision="unknown", notes=notes)
+
+
+def _planned_record(
+    model: str, core: str, runtime: str, planned_bytes: int, flash: tuple[MemoryPart, ...]
+) -> McuMemory:
+    """Return the record of a runtime whose arena is what it planned for activations."""
+    return McuMemory(
+        model=model, core=core, kernels=runtime, arena_bytes=planned_bytes, arena_used_bytes=planned_bytes,
+        head_bytes=planned_bytes, tail_bytes=0, tail_parts=(), planning_bytes=0, scratch_bytes=0, peak_tensors=(),
+        peak_operator="", flash_bytes=sum(part.nbytes for part in flash), flash_parts=flash, operators=(), verdicts=(),
+    )  # fmt: skip
+
+
+def _vela_record(run: VelaRun, build: TflmBuild, name: str, spec: DeviceSpec | None) -> McuMemory:
+    """Return the record of TFLM with a compiled file, whose activations Vela has placed."""
+    memory = memory_of(run.graph, tflm_arena(run.graph, build), build, name, spec)
+    return replace(memory, kernels=VELA, precision="int8", advice=(), notes=(run.note, _DRIVER, *memory.notes))
 
 
 # Operators that compute each element from elements at the same place: the result can replace an input.
@@ -268,6 +307,13 @@ def kernels_on(target: ResolvedTarget) -> Kernels:
 def _with_memory(
     prediction: Prediction, target: ResolvedTarget, profile: ModelProfile, model: Any, runtime: str | None
 ) -> Prediction:
+    if runtime == VELA:
+        kernels, cpu = kernels_on(target), find_core(target.spec)[2]
+        run = compiled_by_vela(_file(model.file if isinstance(model, FileModel) else None), target.spec)
+        mcu = _vela_record(run, TflmBuild(kernels, cpu.extension), target.spec.name, target.spec)
+        seconds = None if run.cpu_operators else run.seconds
+        remarks, outside = (run.note, _DRIVER), run.cpu_operators
+        return replace(prediction, mcu=mcu, seconds=seconds, basis="vendor", remarks=remarks, outside=outside)
     try:
         source = model.file if isinstance(model, FileModel) else profile
         return replace(prediction, mcu=memory_on(target, source, prediction.precision, runtime))

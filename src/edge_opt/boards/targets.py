@@ -22,6 +22,7 @@ from edge_opt.boards.catalog import (
     unknown_device,
 )
 from edge_opt.boards.catalog import device as find_device
+from edge_opt.boards.ethos_u import VELA, npu_of
 from edge_opt.boards.platform_file import (
     Platform,
     checked_platform,
@@ -129,7 +130,7 @@ def resolve_target(
     options: dict[str, Any] = {"runtime": runtime, "threads": threads, "preferred_engine": named.engine}
     answers = (select_platform(some, precision, engine=wanted_engine, **options) for some in fitting)
     platform = next((answer for answer in answers if answer is not None), None)
-    if platform is None and runtime is not None:
+    if platform is None and runtime is not None and not (runtime == VELA and npu_of(named)):
         raise InvalidInput(_no_such_runtime(named, known, precision, engine, runtime, threads))
     return ResolvedTarget(named.name, named, platform)
 

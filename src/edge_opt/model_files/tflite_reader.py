@@ -180,12 +180,12 @@ class Table:
         self._file.count(1)
         return "" if encoded is None else bytes(encoded).decode("utf-8", "replace")
 
-    def numbers(self, number: int) -> tuple[int, ...]:
-        """Return a vector of integers; empty where it is absent."""
+    def numbers(self, number: int, form: str = "<i4") -> tuple[int, ...]:
+        """Return a vector of integers, by default of 4 bytes; empty where it is absent."""
         target = self._target(number)
         if target is None:
             return ()
-        numbers = np.frombuffer(self._file.vector(target, 4), "<i4")
+        numbers = np.frombuffer(self._file.vector(target, np.dtype(form).itemsize), form)
         self._file.count(len(numbers) + 1)
         return tuple(numbers.tolist())
 

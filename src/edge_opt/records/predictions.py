@@ -114,7 +114,7 @@ class Calibration(Shown):
         return max(self.bandwidths, key=lambda item: item.working_set_bytes).bytes_per_s
 
 
-Basis = Literal["calibrated", "timed", "fitted", "roofline"]
+Basis = Literal["calibrated", "timed", "fitted", "roofline", "vendor"]
 
 
 @record
@@ -150,7 +150,7 @@ class Prediction(Shown):
     """The predicted time of a model on a target; its layers add up to `seconds`."""
 
     target: str = field("Name of the target.")
-    basis: Basis = field('"calibrated" or "timed" operators, costs "fitted" to whole models, or "roofline".')
+    basis: Basis = field('"calibrated" or "timed" operators, costs "fitted" to whole models, "roofline", or "vendor".')
     precision: Precision = field("Type of the numbers.")
     seconds: float | None = field("Seconds per forward; None where a figure is not known.")
     low: float | None = field("Lower end of the 90 % interval; None: not known.")

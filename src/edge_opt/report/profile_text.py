@@ -351,6 +351,7 @@ _BASES = {
     "timed": ("each of its operators timed there once", "outside what was sampled"),
     "fitted": ("from costs fitted to times of whole models there", "outside the fit"),
     "roofline": ("an uncalibrated estimate", "without a cost rule"),
+    "vendor": ("the vendor's estimate", "left to the CPU"),
 }
 
 
