@@ -361,10 +361,8 @@ def convert(
         _write_firmware(model, output, core)
         return
     is_quantized = precision in ("int8", "int4")
-    runtime, folder, filename = _destination(output, runtime)
+    runtime, folder, filename = _destination(output, runtime, model)
     source = _source(model, (".onnx", ".pt2") if is_quantized else (".pt2",))
-    if filename is not None and Path(model).resolve() == output.resolve():
-        raise InvalidInput(f"--output {output} is the model itself; choose another name")
     with loaded_call(source, inputs) as call:
         try:
             converted = convert_model(
@@ -422,11 +420,13 @@ def _write_firmware(model: str, output: Path, core: str) -> str:
     return str(paths[0])
 
 
-def _destination(output: Path, runtime: str | None) -> tuple[str, Path, str | None]:
+def _destination(output: Path, runtime: str | None, model: str) -> tuple[str, Path, str | None]:
     """Return the runtime, the folder, and the name of the file unless it follows from the model."""
     if runtime == "tflm":
         # TFLM runs the file that LiteRT's converter writes.
         return "litert", own_folder(), None
+    if output.is_file() and Path(model).resolve() == output.resolve():
+        raise InvalidInput(f"--output {output} is the model itself; choose another name")
     endings = runtimes_by_ending()
     if output.suffix not in endings:
         if output.suffix and not output.is_dir():

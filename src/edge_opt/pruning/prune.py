@@ -96,7 +96,6 @@ def prune(
     layers, ratio = ({**ratio, **(layers or {})}, None) if isinstance(ratio, Mapping) else (layers, ratio)
     module, inputs, kwargs, _ = resolve_call(model, inputs, kwargs, trust)
     check_can_change(module, "pruned")
-    check_whole("seed", seed, 0)
     resolved = None if target is None else _known_target(target, runtime, threads)
     request = PruneRequest(
         ratio=ratio,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from edge_opt._support.checks import check_whole
 from edge_opt.boards.targets import ResolvedTarget
 from edge_opt.errors import PruningFailed
 from edge_opt.measuring.machine import vector_bytes
@@ -37,6 +38,7 @@ def unit_scores(
     "auto" is "group": near the best in benchmarks/pruning_accuracy.py, at a fraction of its time.
     """
     if importance == "random":
+        check_whole("seed", seed, 0)
         return np.random.default_rng(seed).random(channel_map.units)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     # A layer's weight or a norm's scale: not a bias, a statistic, or a position's vector.
