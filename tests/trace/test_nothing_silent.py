@@ -13,12 +13,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
+import onnxruntime
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -319,6 +322,17 @@ class Elsewhere(nn.Module):
     def a_count_that_is_returned(self, y):
         return y, sum(7 * index + 5 for index in y.argmax(-1).tolist())
 
+    def later_in_a_method(self, y):
+        class Result:
+            run = lambda result: self.linear(result.y)  # noqa: E731
+
+        result = Result()
+        result.y = y
+        return result
+
+    def session_of_constants(self, y):
+        return y + torch.from_numpy(SESSION.run(None, {"x": numpy.ones(8, numpy.float32)})[0])
+
     def later_in_an_object_of_ones_own(self, y):
         result = Later()
         result.run = lambda: self.linear(y)
@@ -330,6 +344,16 @@ class Later:
 
 
 POOL = ThreadPoolExecutor(1)
+
+
+def _session() -> onnxruntime.InferenceSession:
+    value = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT, shape=[8])
+    graph = helper.make_graph([helper.make_node("Exp", ["x"], ["y"])], "g", [value("x")], [value("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnxruntime.InferenceSession(model.SerializeToString())
+
+
+SESSION = _session()
 
 WAYS = [name for name, value in vars(Elsewhere).items() if callable(value) and name not in ("__init__", "forward")]
 

@@ -91,7 +91,8 @@ class OutsideWork:
         _watch_the_process()
         _running.append(self)
         self._replaced: list[tuple[Any, str, Any]] = []
-        for module, name, origin in _STARTERS:
+        self._had_sessions = bool(_sessions())
+        for module, name, origin in (*_STARTERS, *_sessions()):
             if (function := getattr(module, name, None)) is not None:
                 self._replaced.append((module, name, function))
                 setattr(module, name, _noticed(function, functools.partial(_meet_start, origin)))
@@ -207,10 +208,10 @@ class OutsideWork:
         root = self._stack.frames[0] if self._stack.frames else None
         leaves = flat_leaves(result)
         self._unknown += [(leaf, root) for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_known(leaf)]
-        attributes = [value for leaf in leaves if not callable(leaf) for value in (_dict_of(leaf) or {}).values()]
-        functions = [value for value in attributes if isinstance(value, _FUNCTIONS)]
-        if functions or any(callable(leaf) and not isinstance(leaf, (type, nn.Module, _Tensor)) for leaf in leaves):
+        if any(map(_computes_later, leaves)):
             self._add(root, "a function that forward returns")
+        if not self._had_sessions and _sessions():
+            self._add(root, "ONNX Runtime")  # imported by forward itself, so that its calls were not seen
         numpy = sys.modules.get("numpy")
         numbers = (float, complex) if numpy is None else (float, complex, numpy.ndarray, numpy.floating)
         if self._has_left() and any(isinstance(leaf, numbers) for leaf in leaves):
@@ -356,11 +357,12 @@ def _meet_values(origin: str, args: tuple[Any, ...]) -> None:
 
 def _meet_disabled_modes(_: tuple[Any, ...]) -> None:
     callers = [frame.f_code for frame, _ in traceback.walk_stack(sys._getframe(2))][:3]
-    if callers[0].co_name == "_disable_current_modes" and not callers[2].co_filename.startswith(_TORCH):
+    if callers[0].co_name == "_disable_current_modes" and not callers[2].co_filename.startswith(_LIBRARIES):
         _running[-1].add("operators without dispatch modes")
 
 
-_TORCH = str(Path(torch.__file__).parent)
+# Torch, and this package, which reads constants of files so.
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 # Functions that start something, with what that is. They are replaced during a trace: an audit hook would see every
 # call as well, and slow down every `id()` of the process by a third.
 _STARTERS: tuple[tuple[Any, str, str], ...] = (
@@ -372,8 +374,14 @@ _STARTERS: tuple[tuple[Any, str, str], ...] = (
 )  # fmt: skip
 
 
+def _sessions() -> list[tuple[Any, str, str]]:
+    """Return the function that runs a session of ONNX Runtime, if it is imported."""
+    collection = sys.modules.get("onnxruntime.capi.onnxruntime_inference_collection")
+    return [] if collection is None else [(collection.Session, "run", "ONNX Runtime")]
+
+
 def _meet_start(origin: str, _: tuple[Any, ...]) -> None:
-    """Note that forward starts a process or a thread, or connects to another machine."""
+    """Note that forward starts a process or a thread, connects to another machine, or runs a session."""
     if origin == "thread":
         _running[-1].watch_threads()
         return
@@ -543,6 +551,21 @@ def _owner_of(table: dict[Any, Any], holders: list[Any]) -> Any:
         if not isinstance(holder, (dict, list, tuple)) and _dict_of(holder) is table:
             return holder
     return None
+
+
+def _computes_later(leaf: Any) -> bool:
+    """Return whether something that forward returns is a function, or has one that may hold a module or a tensor."""
+    if callable(leaf):
+        return not isinstance(leaf, (type, nn.Module, _Tensor))
+    if any(isinstance(value, _FUNCTIONS) for value in (_dict_of(leaf) or {}).values()):
+        return True
+    # A class that forward itself defines has methods that see its variables.
+    methods = (value for value in vars(type(leaf)).values() if isinstance(value, types.FunctionType))
+    for cell in (cell for method in methods for cell in method.__closure__ or ()):
+        with suppress(ValueError):  # an empty cell
+            if isinstance(cell.cell_contents, (nn.Module, _Tensor)):
+                return True
+    return False
 
 
 def _dict_of(value: Any) -> Any:
