@@ -127,7 +127,9 @@ def _from_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ModelNotFound(f"{str(path)!r} cannot be imported: {first_line(error)}{_line(error, path)}") from error
+        what = first_line(error)
+        remedy = f"; {_reinstall('torchvision')}" if "torchvision::" in what else ""
+        raise ModelNotFound(f"{str(path)!r} cannot be imported: {what}{_line(error, path)}{remedy}") from error
     return module
 
 
@@ -344,11 +346,12 @@ def _hub(package: str) -> ModuleType:
     except Exception as error:
         what = first_line(error)
         culprit = "torchvision" if "torchvision" in what else package
-        why = "torchvision was built for another torch; " if culprit == "torchvision" else ""
-        raise MissingExtra(
-            f"{package} is installed but cannot be imported ({what}): {why}"
-            f"run `pip install --force-reinstall --no-deps {culprit}`{_same_build()}"
-        ) from error
+        raise MissingExtra(f"{package} is installed but cannot be imported ({what}): {_reinstall(culprit)}") from error
+
+
+def _reinstall(package: str) -> str:
+    why = "torchvision was built for another torch; " if package == "torchvision" else ""
+    return f"{why}run `pip install --force-reinstall --no-deps {package}`{_same_build()}"
 
 
 def _same_build() -> str:

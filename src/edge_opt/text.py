@@ -24,21 +24,24 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def shorten(text: str, width: int, measure: Callable[[str], int] = len) -> str:
+def shorten(text: str, width: int, measure: Callable[[str], int] = len, *, cuts_end: bool = False) -> str:
     """Return the text within a width, with an ellipsis in its first half: the end of a path tells layers apart.
 
     >>> shorten("encoder.layers.11.self_attn.q_proj", 28)
     'encode…s.11.self_attn.q_proj'
+    >>> shorten("rejected (mae <= 5, measured 10.39)", 20, cuts_end=True)
+    'rejected (mae <= 5,…'
 
     Args:
         text: The text.
         width: The largest width.
         measure: The width of a text, such as its columns on a terminal; by default its characters.
+        cuts_end: Whether the end is left out instead, as of a sentence.
     """
     if measure(text) <= width:
         return text
     for kept in range(min(len(text), width) - 1, 0, -1):
-        before = max(kept // 4, 1)
+        before = kept if cuts_end else max(kept // 4, 1)
         short = f"{text[:before]}…{text[len(text) - kept + before :]}"
         if measure(short) <= width:
             return short

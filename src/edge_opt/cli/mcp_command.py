@@ -50,7 +50,7 @@ def checked(text: str, root: Path) -> str:
     return text
 
 
-def command_json(root: Path, command: str, values: Sequence[str], **options: Any) -> Any:
+def command_json(root: Path, command: str, values: Sequence[str], **options: Any) -> dict[str, Any]:
     """Run a command in a process of its own in the root, and return its JSON; its error is raised as one sentence."""
     words = [sys.executable, "-m", "edge_opt", command, "--json"]
     for name, value in options.items():
@@ -62,9 +62,10 @@ def command_json(root: Path, command: str, values: Sequence[str], **options: Any
         words, cwd=root, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False, stdin=subprocess.DEVNULL
     )
     try:
-        return json.loads(done.stdout)  # exit code 1, a broken budget, has a result as well
+        result: dict[str, Any] = json.loads(done.stdout)  # exit code 1, a broken budget, has a result as well
     except ValueError:
         raise InvalidInput(done.stderr.strip()[-1500:] or f"{command} ended with {done.returncode}") from None
+    return result
 
 
 def server(root: Path) -> Any:
@@ -86,32 +87,27 @@ def server(root: Path) -> Any:
 
     def check(model: str, budgets: list[str], inputs: list[str] | str, target: str | None = None) -> dict[str, Any]:
         """Return whether a model keeps budgets such as 'macs <= 600M', 'peak_memory_mb <= 64', 'predicted_ms <= 50'."""
-        result: dict[str, Any] = command_json(root, "check", [model], inputs=inputs, budget=budgets, target=target)
-        return result
+        return command_json(root, "check", [model], inputs=inputs, budget=budgets, target=target)
 
     def compare(models: list[str], inputs: list[str] | str) -> dict[str, Any]:
         """Return what differs between models, layer by layer; the first is the baseline."""
-        result: dict[str, Any] = command_json(root, "compare", models, inputs=inputs)
-        return result
+        return command_json(root, "compare", models, inputs=inputs)
 
     def targets(model: str, inputs: list[str] | str, names: list[str]) -> dict[str, Any]:
         """Return whether a model fits at least two devices, such as raspberry-pi-4, and its predicted times there."""
-        result: dict[str, Any] = command_json(root, "profile", [model], inputs=inputs, target=names)
-        return result
+        return command_json(root, "profile", [model], inputs=inputs, target=names)
 
     def llm(model: str, target: str, weights: str = "q4_k_m", context: int | None = None) -> dict[str, Any]:
         """Return memory and tokens per second of a language model (hf:ORG/NAME or a .gguf file) on a device."""
         chosen = {"target": target, "weights": weights, "context": context}
-        result: dict[str, Any] = command_json(root, "llm", [model], **chosen)
-        return result
+        return command_json(root, "llm", [model], **chosen)
 
     def explain(before: str, after: str, inputs: list[str] | str, target: str | None = None) -> dict[str, Any]:
         """Return why the second of two models or files is faster or is not; net.py:Net@int8 converts.
 
         Both run here; with a target nothing runs, and times there are predicted.
         """
-        result: dict[str, Any] = command_json(root, "explain", [before, after], inputs=inputs, target=target)
-        return result
+        return command_json(root, "explain", [before, after], inputs=inputs, target=target)
 
     errors = import_optional("mcp.server.mcpserver.exceptions", "edge-opt mcp needs", "mcp")
 

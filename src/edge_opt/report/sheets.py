@@ -50,6 +50,7 @@ class Column:
 
     `min_width` is how narrow it may get, None: not at all. Columns with the highest `drop_order` are left out first,
     all of them at once, and those with 0 never. From OPTIONAL on, a column is left out before another gets narrower.
+    Of texts that are sentences, `cuts_end` leaves out the end.
     """
 
     header: str
@@ -57,6 +58,7 @@ class Column:
     justify: Literal["left", "right"] = "right"
     min_width: int | None = None
     drop_order: int = 0
+    cuts_end: bool = False
 
     @property
     def natural(self) -> int:
@@ -237,7 +239,8 @@ def _shortened(column: Column, width: int) -> Column:
     cells = []
     for cell in column.cells:
         prefix = cell.prefix[max(0, len(cell.prefix) - max(0, width - _NAME_LEAST)) :]
-        cells.append(Cell(shorten(cell.text, width - cell_len(prefix), cell_len), prefix, cell.style))
+        text = shorten(cell.text, width - cell_len(prefix), cell_len, cuts_end=column.cuts_end)
+        cells.append(Cell(text, prefix, cell.style))
     return replace(column, cells=tuple(cells))
 
 

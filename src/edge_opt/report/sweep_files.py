@@ -17,6 +17,7 @@ from edge_opt.records.sweeps import (
     Speedup,
     SpeedupRatio,
     SweepResult,
+    TargetFigures,
     TargetWinner,
     Trial,
     TrialMetrics,
@@ -243,7 +244,7 @@ def _trial_table(result: SweepResult, rows: Sequence[tuple[Trial, str]]) -> Tabl
         *_target_columns(result, known),
         column(f"Speedup ({level})", (units.DASH if it is None else factor_text(it) for it in speedups), 1),
         column("Size", (units.DASH if it is None else units.size(it.size_bytes) for it in known), 2),
-        text_column("Status", status, min_width=10),
+        replace(text_column("Status", status, min_width=10), cuts_end=True),
     )
     # The winner is green where the terminal has colors.
     styles = ["green" if word == "winner" else "" for _, word in rows]
@@ -262,7 +263,11 @@ def _target_columns(result: SweepResult, known: Sequence[TrialMetrics | None]) -
     """Return the interval, kind and RAM of each candidate on the target; nothing where this machine decides."""
     if result.target is None:
         return ()
-    figures = [None if it is None else it.target for it in known]
+    return _figure_columns([None if it is None else it.target for it in known])
+
+
+def _figure_columns(figures: Sequence[TargetFigures | None]) -> Table:
+    """Return the interval, kind and RAM of each figure of a target."""
     ends = (
         f"{units.duration(it.low)}{units.DASH}{units.duration(it.high)}" if it and it.low and it.high else units.DASH
         for it in figures
@@ -327,18 +332,11 @@ def winner_table(winners: Sequence[TargetWinner]) -> Table:
     """Return one row per target: what to ship there, its latency with the interval, RAM and status."""
     figures = [it.figures for it in winners]
     times = (units.DASH if it is None or it.seconds is None else units.duration(it.seconds) for it in figures)
-    ends = (
-        f"{units.duration(it.low)}{units.DASH}{units.duration(it.high)}" if it and it.low and it.high else units.DASH
-        for it in figures
-    )
-    rams = (units.DASH if it is None or it.ram_bytes is None else units.size(it.ram_bytes) for it in figures)
     return (
         text_column("Target", (it.target for it in winners), min_width=None),
         text_column("Ship", ("none" if it.candidate is None else it.candidate.title for it in winners), min_width=12),
         column("Latency", times),
-        column("90 % interval", ends, 2),
-        column("Kind", (units.DASH if it is None else it.kind for it in figures), 1),
-        column("RAM", rams, 3),
+        *_figure_columns(figures),
         text_column("Status", (it.status for it in winners), min_width=10),
     )
 

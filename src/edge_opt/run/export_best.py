@@ -213,8 +213,9 @@ def _fill(
     write_whole(draft / "samples.npz", _samples(inputs, labels))
     write_whole(draft / PROGRAM, text)
     save_tokenizer(splits, draft)
+    is_fixed = find_runtime(candidate.runtime).may_fix_batch
     handed_over = {
-        "input": input_specification(inputs),
+        "input": input_specification(inputs, job.config.deploy_batch if is_fixed else "batch"),
         "preprocessing": preprocessing(splits),
         "classes": class_names(splits),
         "samples": sample_counts(splits),

@@ -13,8 +13,10 @@ from edge_opt.tasks.metrics import count_samples
 _LAYOUTS = {2: "NC", 3: "NCL", 4: "NCHW", 5: "NCDHW"}
 
 
-def input_specification(inputs: Sequence[Any]) -> list[dict[str, Any]]:
+def input_specification(inputs: Sequence[Any], batch: int | str = "batch") -> list[dict[str, Any]]:
     """Return shape, type, layout and range of each input; the range is that of the samples.
+
+    `batch` is the only batch that the file takes, else the name of that dimension.
 
     >>> import torch
     >>> input_specification([torch.zeros(2, 3, 8, 8)])[0]["shape"]
@@ -23,7 +25,7 @@ def input_specification(inputs: Sequence[Any]) -> list[dict[str, Any]]:
     return [
         {
             "name": f"input_{index}",
-            "shape": ["batch", *value.shape[1:]],
+            "shape": [batch, *value.shape[1:]],
             "type": str(value.dtype).removeprefix("torch."),
             "layout": _LAYOUTS.get(value.dim()) if value.is_floating_point() else None,
             "range": [float(value.min()), float(value.max())] if value.numel() else None,
