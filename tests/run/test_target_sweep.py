@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -24,14 +25,18 @@ from edge_opt.budgets import judged, parse_budgets
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.measuring import ssh_board
 from edge_opt.pruning.ranking import fast_multiple
-from edge_opt.records.sweeps import SweepResult, TargetFigures
+from edge_opt.records.sweeps import Candidate, SweepResult, TargetFigures, Trial
 from edge_opt.report.page_data import page_data
 from edge_opt.report.sweep_files import load_sweep
 from edge_opt.run.config import RunConfig
 from edge_opt.run.screen_runtimes import slower_pairs
-from edge_opt.run.target_sweep import runtime_here, targets_by_pair
+from edge_opt.run.target_sweep import TargetFiguring, runtime_here, targets_by_pair
+from edge_opt.search.choose import recommend, reject_slower_than_unpruned
 from edge_opt.search.space import Pair
+from edge_opt.search.sweep import candidate_folder
+from edge_opt.search.sweep_progress import status_text
 from ssh_server import HOST, SshServer
+from tflite_graphs import Graph, Scaled, conv, write
 from trial_metrics import METRICS
 
 pytestmark = pytest.mark.slow
@@ -297,6 +302,53 @@ def test_one_file_has_one_answer_everywhere(folder: Path) -> None:
     why = result.explanation
     assert why is not None and why.latency is not None and why.latency.after_s == there.seconds
     assert shown["explanation"]["target"] == PI and shown["explanation"]["headline"].startswith(why.headline)
+
+
+def test_each_onnx_file_of_a_sweep_has_the_figures_of_its_row(folder: Path) -> None:
+    for trial in swept(folder).trials:
+        there = trial.metrics and trial.metrics.target
+        [file] = (folder / "candidates" / trial.candidate.key).glob("*.onnx")
+        assert there is not None and there.seconds is not None and there.ram_bytes is not None
+        kib = there.ram_bytes / 1024
+        checked = eo.check(file, "target_latency_ms <= 20", f"target_ram_kib <= {kib}", target=PI)
+        assert [budget.value for budget in checked.budgets] == pytest.approx([1e3 * there.seconds, kib])
+        [fit] = eo.compare_targets(file, targets=[PI], lifetimes="planner").targets
+        assert (fit.prediction.seconds, fit.needed_bytes) == (pytest.approx(there.seconds), there.ram_bytes)
+
+
+def test_a_tflite_file_has_one_answer_on_a_microcontroller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGE_OPT_RUNTIMES", raising=False)
+    target, candidate = "stm32h747", Candidate(0.0, "int8", "litert")
+    at = candidate_folder(tmp_path, candidate)
+    at.mkdir(parents=True)
+    shapes = {"x": (1, 16, 16, 8), "a": (1, 16, 16, 16), "y": (1, 16, 16, 8)}
+    first, second = np.ones((16, 3, 3, 8), np.int8), np.ones((8, 3, 3, 16), np.int8)
+    tensors = {name: Scaled(shape, "int8", 0.05, 0) for name, shape in shapes.items()} | {"w": first, "v": second}
+    graph = Graph([conv("CONV_2D", "x w", "a"), conv("CONV_2D", "a v", "y")], tensors, "x", "y")
+    file = Path(write(at / "net.tflite", graph))
+    eo.profile(file).save(at / "profile.json")
+    figuring = TargetFiguring(config := RunConfig(target=target), tmp_path, targets_by_pair(config)[0], candidate)
+    trial = figuring(Trial(candidate, "done", METRICS, None, "", (), 0.0))
+    there, predicted = trial.metrics and trial.metrics.target, eo.profile(file, target=target).prediction
+    assert there is not None and predicted is not None and predicted.mcu is not None
+    assert (there.seconds, there.low, there.high) == (predicted.seconds, predicted.low, predicted.high)
+    assert (there.ram_bytes, there.flash_bytes) == (predicted.mcu.arena_bytes, predicted.mcu.flash_bytes)
+    names = ("target_latency_s", "target_ram_bytes", "target_flash_bytes")
+    checked = eo.check(file, *[f"{name} <= 1e9" for name in names], target=target)
+    assert [budget.value for budget in checked.budgets] == [there.seconds, there.ram_bytes, there.flash_bytes]
+    # TFLM does not take ONNX, so that such a variant has no time there.
+    assert figuring.prediction(Candidate(0.0, "int8", "onnxruntime")) is None
+
+
+def test_a_pruned_variant_without_a_time_there_is_not_called_slower_than_unpruned() -> None:
+    unknown = TargetFigures(PI, "not known", "predicted", None, None, None, 1, 1, None)
+    whole, pruned, timed = (Candidate(share, "fp32", name) for share, name in ((0.0, "a"), (0.5, "a"), (0.5, "b")))
+    rows = [(whole, unknown), (pruned, unknown), (timed, row(0.010, 0.008, 0.0125).target)]
+    trials = [Trial(it, "done", replace(METRICS, target=there), None, "", (), 0.0) for it, there in rows]
+    assert [trial.violations for trial in reject_slower_than_unpruned(trials)] == [(), (), ()]
+    best, why = recommend(trials)
+    assert best == timed.key and why.endswith("2 more without a known latency")
+    assert "latency not known" in status_text(trials[0])
 
 
 def test_no_host_timing_needs_a_target(tmp_path: Path) -> None:

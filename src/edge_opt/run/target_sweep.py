@@ -183,7 +183,8 @@ class TargetFiguring:
         if trial.metrics is None:
             return trial
         figures = self._figures(trial.candidate, trial.metrics.size_bytes)
-        return replace(trial, metrics=replace(trial.metrics, target=figures))
+        # What disturbed a measurement here says nothing about the time there, which ranks.
+        return replace(trial, metrics=replace(trial.metrics, target=figures, is_disturbed=False))
 
     def _profile(self, candidate: Candidate) -> ModelProfile | None:
         """Return the profile of the deployed batch; None where its build left none."""
