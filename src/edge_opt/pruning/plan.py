@@ -32,9 +32,9 @@ from edge_opt.trace.inputs import CallArguments, call_arguments, map_arguments, 
 # Share of each group that a trial removes: enough to be seen in the outputs, never all.
 _TRIAL_RATIO = 0.5
 # Where layers lose channels by what they cost on a target, each loses between the ratio over this and the ratio times
-# this. On a VGG-like network for a Raspberry Pi 4 that left more MACs and accuracy at the same latency than equal
-# ratios; a wider spread did not leave more.
+# this: docs/evidence/pruning.md compares it with equal ratios and with a wider spread.
 SPREAD = 1.5
+# None loses more than this, unless the ratio is above it.
 HIGHEST_SHARE = 0.9
 _NO_LAYERS = "it has no layers that Python calls; pass the model that it was scripted or exported from"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
