@@ -72,7 +72,7 @@ def prune(
         macs_target: Share of the MACs that is to remain.
         latency_target: Share of the latency that is to remain; it needs `latency_of` or `target`.
         latency_of: A function of the model that gives its latency in seconds.
-        target: Target as in `profile`, for the latency; its costs also decide widths and layers if `round_to` is "auto".
+        target: Target as in `profile`, for the latency; its costs decide widths and layers where `round_to` is "auto".
         runtime: Runtime on the target, such as "ncnn"; default: the one with the most accurate data.
         threads: Threads of the runtime on the target, as in `profile`.
         importance: Ranking of channels: weights of all layers that write and read them (group, which is auto), error of
