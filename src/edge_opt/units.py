@@ -146,8 +146,10 @@ def per_call(seconds: float, batch_size: int) -> str:
 
     >>> per_call(3.1e-4, 1), per_call(0.004, 32)
     ('310 µs (batch 1)', '4.00 ms (batch 32)')
+    >>> per_call(math.inf, 1)  # no time is known
+    'not known'
     """
-    return f"{duration(seconds)} (batch {batch_size})"
+    return "not known" if math.isinf(seconds) else f"{duration(seconds)} (batch {batch_size})"
 
 
 def shape(dims: Sequence[int], times: str = TIMES) -> str:

@@ -378,7 +378,7 @@ def test_advice_names_the_layers_at_the_peak_and_plans_each_change_again() -> No
     first, pool = 28 * 28 * 16, 14 * 14 * 16
     assert [(part.name, part.nbytes) for part in memory.peak_tensors] == [("conv1", first), ("pool1", pool)]
     advice = dict(line.rsplit(": ", 1) for line in memory.advice)
-    assert advice["half the channels of conv1"] == units.size(first // 2 + pool)
+    assert advice["half the channels of conv1"] == units.size((first + pool) // 2)  # the pool has as many
     assert advice["inputs of half the height and width"] == units.size((first + pool) // 4)
 
 

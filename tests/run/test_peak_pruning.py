@@ -10,7 +10,8 @@ from edge_opt.model import SmallCNN
 from edge_opt.pruning.plan import PruningPlan, make_plan
 from edge_opt.records.microcontrollers import McuMemory
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.run.peak_pruning import STEP, ratios_at_peak
+from edge_opt.run.config import sweep_settings
+from edge_opt.run.peak_pruning import STEP, _plan, ratios_at_peak
 
 
 def memory_of(profile: ModelProfile) -> McuMemory:
@@ -39,3 +40,9 @@ def test_only_the_layer_at_the_peak_is_pruned(plan: PruningPlan) -> None:
 def test_a_budget_that_holds_or_cannot_hold_prunes_nothing(plan: PruningPlan) -> None:
     assert ratios_at_peak(plan, memory_of, memory_of(plan.before).arena_bytes) == {}
     assert ratios_at_peak(plan, memory_of, 1024) is None
+
+
+def test_widths_are_rounded_for_the_target_and_not_for_this_machine() -> None:
+    config = sweep_settings({"target": "stm32h747", "precisions": ["int8"]})
+    # A tile of two vectors of two lanes.
+    assert _plan(SmallCNN(16, 32), (1, 1, 28, 28), config).ranking.round_to == 2 * 2

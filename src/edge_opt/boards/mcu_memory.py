@@ -14,7 +14,7 @@ from edge_opt._support.checks import check_one_of
 from edge_opt._support.files import mapped
 from edge_opt.boards.catalog import device, normalized
 from edge_opt.boards.ethos_u import VELA, VelaRun, compiled_by_vela
-from edge_opt.boards.st_edge_ai import StMemory, st_memory
+from edge_opt.boards.st_edge_ai import KEEPS_CHANNELS, StMemory, st_memory
 from edge_opt.boards.targets import ResolvedTarget
 from edge_opt.errors import EdgeOptError, InvalidInput, UnknownDevice, UnreadableModel
 from edge_opt.loading import resolve_call
@@ -262,8 +262,9 @@ def _advice(graph: TflmGraph, arena: TflmArena, step: int, alive: Sequence[Plann
     operator, tensors = operators[step - 1], [buffer for buffer in alive if not buffer.is_scratch]
     ports = {graph.subgraphs[0].tensors[index].name for index in graph.subgraphs[0].inputs}
     changes: list[tuple[str, dict[str, int]]] = []
-    if tensors and (widest := tensors[0]).name not in ports:
-        changes.append((f"half the channels of {short_name(widest.name)}", {widest.name: widest.nbytes // 2}))
+    alike = _with_same_channels(graph, tensors[0].name) if tensors else {}
+    if alike and not alike.keys() & ports:
+        changes.append((f"half the channels of {short_name(next(iter(alike)))}", alike))
     joined = [tensor for tensor in operator.inputs if tensor is not None and not tensor.is_constant]
     if operator.op in _IN_PLACE and joined and joined[0].nbytes == operator.outputs[0].nbytes:
         output = graph.subgraphs[0].tensors[operator.output_indices[0]].name
@@ -282,6 +283,22 @@ def _advice(graph: TflmGraph, arena: TflmArena, step: int, alive: Sequence[Plann
         changes.append(("the layers at the peak in two patches, rows that overlap not counted", halves))
     heads = [(what, replanned_head(arena.buffers, sizes)) for what, sizes in changes]
     return tuple(f"{what}: {units.size(head)}" for what, head in heads if head < arena.head_bytes)
+
+
+def _with_same_channels(graph: TflmGraph, name: str) -> dict[str, int]:
+    """Return the tensors that lose channels with one, in the order they are made, with half of their bytes."""
+    names = {name}
+    steps = []
+    for operator in graph.subgraphs[0].operators:
+        tensors = [tensor for tensor in (*operator.inputs[:2], *operator.outputs) if tensor and not tensor.is_constant]
+        is_alike = len({tensor.shape[-1:] for tensor in tensors}) == 1 and operator.op != "RESHAPE"
+        if is_alike and operator.op in KEEPS_CHANNELS | _IN_PLACE:
+            steps.append({tensor.name for tensor in tensors})
+    for step in (*steps, *reversed(steps)):
+        names |= step if names & step else set()
+    made = [tensor for operator in graph.subgraphs[0].operators for tensor in operator.outputs]
+    given = [graph.subgraphs[0].tensors[index] for index in graph.subgraphs[0].inputs]
+    return {tensor.name: tensor.nbytes // 2 for tensor in (*given, *made) if tensor.name in names}
 
 
 def with_mcu_memory(

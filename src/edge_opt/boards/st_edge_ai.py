@@ -17,7 +17,7 @@ from edge_opt.model_files.tflm_graph import TflmGraph, TflmOperator
 
 _WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 # Operators whose result has the channels of their input: a channel without weights stays one.
-_KEEPS_CHANNELS = frozenset(
+KEEPS_CHANNELS = frozenset(
     "DEPTHWISE_CONV_2D PAD AVERAGE_POOL_2D MAX_POOL_2D MEAN RELU RELU6 LEAKY_RELU TANH HARD_SWISH QUANTIZE".split()
 )
 # How much of the smaller of input and result a kernel places in the memory of the larger; operators that are not named
@@ -124,7 +124,7 @@ def live_shares(graph: TflmGraph) -> list[tuple[TflmOperator, float, float]]:
     alike = [
         (operator.input_indices[0], operator.output_indices[0])
         for operator in operators
-        if operator.op in _KEEPS_CHANNELS and operator.inputs[0] is not None
+        if operator.op in KEEPS_CHANNELS and operator.inputs[0] is not None
         if operator.inputs[0].shape[-1:] == operator.outputs[0].shape[-1:]
     ]
     for operator in operators:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -441,8 +440,6 @@ def target_text(metrics: TrialMetrics) -> str:
 
 def per_call(metrics: TrialMetrics) -> str:
     """Return the time by which candidates are ranked: `310 µs (batch 1)`."""
-    if not math.isfinite(metrics.ranked_latency_s):
-        return "not known"
     return units.per_call(metrics.ranked_latency_s, metrics.ranked_batch)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from torch import nn
 
 from edge_opt.boards.mcu_memory import memory_on
 from edge_opt.budgets import parse_budgets, trial_metrics
@@ -18,7 +20,9 @@ from edge_opt.pruning.plan import PruningPlan, make_plan, pruning_context
 from edge_opt.records.microcontrollers import McuMemory
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import Candidate
+from edge_opt.run.config import RunConfig
 from edge_opt.run.job import PipelineJob, run_phase
+from edge_opt.run.run_summary import pruning_target
 from edge_opt.run.target_sweep import targets_by_pair
 from edge_opt.search.sweep_progress import Listener, Notice
 from edge_opt.tasks.batches import example_inputs, sized_call
@@ -64,14 +68,19 @@ class PeakJob:
 
         try:
             with pruning_context():
-                plan = make_plan(parent, example_inputs(call), seed=config.seed).with_rounding(config.round_to)
-                ratios = ratios_at_peak(plan, memory_of, self.limit_bytes)
+                ratios = ratios_at_peak(_plan(parent, example_inputs(call), config), memory_of, self.limit_bytes)
         except EdgeOptError as error:
             return {"ratios": {}, "remark": f"layers at the peak of the arena are not known: {error}"}
         if ratios is None:
             return {"ratios": {}, "remark": f"layers at the peak cannot lose enough, up to {HIGHEST:.0%} each"}
         pruned = ", ".join(f"{path} {ratio:.0%}" for path, ratio in ratios.items())
         return {"ratios": ratios, "remark": f"layers at the peak of the arena lose {pruned}" if ratios else ""}
+
+
+def _plan(model: nn.Module, inputs: Any, config: RunConfig) -> PruningPlan:
+    """Return the plan of a model with its widths rounded as those of the variants, for the target."""
+    plan = make_plan(model, inputs, seed=config.seed, target=pruning_target(config))
+    return plan.with_rounding(config.round_to)
 
 
 def ratios_at_peak(
