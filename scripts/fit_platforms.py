@@ -63,13 +63,17 @@ SAME_CHIP = "another board with this chip may differ by one common factor of 4 t
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Boards that are fitted together: `base` is their prior, None to find it from themselves."""
+    """Boards that are fitted together: `base` is their prior, None to find it from themselves.
+
+    `parts`: intervals are for nets of which so many parts were never seen; None: for one family that was not.
+    """
 
     name: str
     boards: tuple[Board, ...]
     conventions: KernelConventions
     base: Costs | None
     source: str
+    parts: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +134,13 @@ def groups(tables: Sequence[Board]) -> list[Group]:
                     for board in tables
                     if (board.source, board.precision) == (AI_HUB, precision) and len(board.times) >= 5
                 ),
-                KernelConventions(2e6, False, lanes=32, call_layers=30),
+                KernelConventions(2e6, False, lanes=32, call_layers=30, free=free),
                 None,
                 "Qualcomm's AI Hub",
+                parts=4,
             )
-            for precision in ("fp16", "int8", "w8a16")
+            # In int8, parts of a concatenation are scaled anew, and an activation is a table in the layer before it.
+            for precision, free in (("fp16", ("join",)), ("int8", ("activation",)), ("w8a16", ()))
         ),
         Group(
             "st-npu-int8",
@@ -157,7 +163,7 @@ def fit_group(group: Group, base: Costs | None, partners: Fitted | None = None) 
         group, prior, costs, trials = _relative(group, partners)
     elif base is None:
         prior, costs = fit_prior(rows)
-        found = hold_out(group.boards, group.conventions, counts=TYPED)
+        found = hold_out(group.boards, group.conventions, counts=TYPED, parts=group.parts)
         trials = tuple(tuple(trial for trial in found if trial.board == number) for number in range(len(group.boards)))
     else:
         prior = base
@@ -326,6 +332,7 @@ def family_lines(kind: PlatformFamily) -> list[str]:
         + (f", flash_weights = {kind.conventions.flash_weights:g}" if kind.conventions.flash_weights else "")
         + (f", lanes = {kind.conventions.lanes}" if kind.conventions.lanes > 1 else "")
         + (f", call_layers = {kind.conventions.call_layers}" if kind.conventions.call_layers else "")
+        + (f", free = {list(kind.conventions.free)}" if kind.conventions.free else "")
         + " }",
         f"spread = {{ noise = {kind.spread.noise:.4f}, trust = {kind.spread.trust:g}, "
         f"quantile = {kind.spread.quantile:.4f} }}",

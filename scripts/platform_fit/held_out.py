@@ -55,6 +55,7 @@ def hold_out(
     folds: int = 4,
     counts: Sequence[int] = (),
     has_cores: bool = False,
+    parts: int | None = None,
 ) -> tuple[Trial, ...]:
     """Every row of every board, predicted without its net's family and the board's chip.
 
@@ -64,17 +65,20 @@ def hold_out(
         folds: parts that chips are divided into; a chip's prior is from the other parts.
         counts: also predict from so many nets of other families, drawn at random but always alike.
         has_cores: also predict from other boards with the same core alone.
+        parts: leave out so many parts of all families, one after the other; each family by itself unless given.
     """
     known = {net.name: net.workload.quantities(conventions) for board in boards for net, _ in board.times}
     fold = [zlib.crc32(board.soc.encode()) % folds for board in boards]
     found: list[Trial] = []
-    for family in dict.fromkeys(net.family for board in boards for net, _ in board.times):
-        rows = [_rows(board, known, family) for board in boards]
+    families = list(dict.fromkeys(net.family for board in boards for net, _ in board.times))
+    for start in range(parts or len(families)):
+        left_out = families[start :: parts or len(families)]
+        rows = [_rows(board, known, left_out) for board in boards]
         for part in range(folds):
             asked = [
                 number
                 for number, board in enumerate(boards)
-                if fold[number] == part and any(net.family == family for net, _ in board.times)
+                if fold[number] == part and any(net.family in left_out for net, _ in board.times)
             ]
             others = [number for number in range(len(boards)) if fold[number] != part and len(rows[number][1])]
             if asked and len(others) >= 3:
@@ -83,7 +87,7 @@ def hold_out(
                 fitted |= {n: fit_costs(*rows[n], prior) for n in range(len(boards)) if fold[n] == part}
                 for number in asked:
                     for label, costs in _knowledge(boards, number, rows[number], prior, fitted, counts, has_cores):
-                        found.extend(_trials(boards[number], number, family, known, label, costs, prior))
+                        found.extend(_trials(boards[number], number, left_out, known, label, costs, prior))
     return tuple(found)
 
 
@@ -175,9 +179,9 @@ def hold_out_relative(
             asked = [number for number in range(len(boards)) if fold[number] == part]
             if len(others) < 3 or not asked:
                 continue
-            prior, fits = fit_prior([_rows(bases[number], known, family) for number in others])
+            prior, fits = fit_prior([_rows(bases[number], known, [family]) for number in others])
             costs = dict(zip(others, fits, strict=True))
-            costs |= {number: fit_costs(*_rows(bases[number], known, family), prior) for number in asked}
+            costs |= {number: fit_costs(*_rows(bases[number], known, [family]), prior) for number in asked}
             rows = {
                 number: relative_rows(boards[number], bases[number], costs[number], conventions, family)
                 for number in costs
@@ -206,8 +210,8 @@ def _ratio_trials(
             yield Trial(number, net.name, family, "ratio", error, variance, False, log_ratio)
 
 
-def _rows(board: Board, known: Mapping[str, Vector], left_out: str) -> tuple[Vector, Vector]:
-    kept = [(known[net.name], time) for net, time in board.times if net.family != left_out]
+def _rows(board: Board, known: Mapping[str, Vector], left_out: Sequence[str]) -> tuple[Vector, Vector]:
+    kept = [(known[net.name], time) for net, time in board.times if net.family not in left_out]
     size = len(next(iter(known.values())))
     return np.array([row for row, _ in kept]).reshape(-1, size), np.array([time for _, time in kept])
 
@@ -247,14 +251,15 @@ def _knowledge(
 
 
 def _trials(
-    board: Board, number: int, family: str, known: Mapping[str, Vector], label: str, costs: Costs, prior: Costs
-) -> Iterator[Trial]:
+    board: Board, number: int, left_out: Sequence[str], known: Mapping[str, Vector], label: str, costs: Costs,
+    prior: Costs,
+) -> Iterator[Trial]:  # fmt: skip
     for net, time in board.times:
-        if net.family == family:
+        if net.family in left_out:
             row = known[net.name]
             is_outside = outside_share(prior, row) >= OUTSIDE_SHARE
             error = float(np.log(time)) - costs.log_time(row)
-            yield Trial(number, net.name, family, label, error, costs.variance(row), is_outside)
+            yield Trial(number, net.name, net.family, label, error, costs.variance(row), is_outside)
 
 
 def core_costs(board: Board, others: Sequence[tuple[Board, Costs]]) -> Costs | None:

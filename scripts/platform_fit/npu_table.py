@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from npu_image_nets import image_nets
 from npu_nets import NpuNet, npu_nets
 from published_tables import AI_HUB, Board, Net, rows_of
 
@@ -48,7 +49,7 @@ def traced_nets() -> tuple[tuple[NpuNet, ModelProfile], ...]:
     import torchvision
     import transformers
 
-    nets = npu_nets(torchvision, timm, transformers)
+    nets = (*npu_nets(torchvision, timm, transformers), *image_nets(timm, transformers))
     return tuple((item, edge_opt.profile(item.build().eval(), item.inputs)) for item in nets)
 
 

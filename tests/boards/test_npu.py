@@ -56,6 +56,18 @@ def test_whole_blocks_cost_what_they_are() -> None:
     assert row["conv1x1_macs"] == pytest.approx(64 * 128 * 64 / 1e6)
 
 
+def test_one_array_computes_every_kernel_and_linear_layers() -> None:
+    # 64 x 64 channels, 8 x 8 places, 3 x 3 taps; then 8 x 8 vectors of 8 by 64 weights each
+    assert amounts(nn.Conv2d(64, 64, 3, padding=1), 64)["conv1x1_macs"] == pytest.approx(64 * 64 * 64 * 9 / 1e6)
+    assert amounts(nn.Linear(8, 64), 8)["conv1x1_macs"] == pytest.approx(64 * 8 * 64 / 1e6)
+
+
+def test_a_free_activation_takes_no_time() -> None:
+    work = model_work(eo.profile(nn.Sequential(nn.Conv2d(64, 64, 1), nn.SiLU()), (1, 64, 8, 8)))
+    counts = [work.quantities(replace(BLOCKS, free=free))[CLASSES.index("layers")] for free in ((), ("activation",))]
+    assert counts == [2, 1]
+
+
 @pytest.mark.parametrize("runtime", ["qnn", "onnx", "tflite"])
 def test_int8_is_faster_than_fp16(runtime: str) -> None:
     net = bundled_nets()["resnet50"]

@@ -298,6 +298,14 @@ def test_an_index_names_files_beside_it_and_tensors_that_exist(tmp_path: Path) -
         index.write_text(json.dumps({"weight_map": content["weight_map"] | change}))
         with pytest.raises(ModelNotFound, match=message):
             llm(folder)
+    index.write_text(json.dumps(content))
+    first = min(folder.glob("model-*.safetensors"))
+    assert llm(first).memory.weights_bytes == llm(folder).memory.weights_bytes
+    for path in folder.glob("model-*.safetensors"):
+        if path != first:
+            path.unlink()
+    with pytest.raises(ModelNotFound, match="files are missing"):
+        llm(folder)
     index.write_text("[]")
     with pytest.raises(ModelNotFound, match="has no weight_map"):
         llm(folder)

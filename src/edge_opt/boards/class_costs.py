@@ -30,7 +30,7 @@ from edge_opt.errors import InvalidInput
 from edge_opt.records.fields import Record
 
 Vector = NDArray[np.float64]
-WorkKind = Literal["conv", "linear", "product", "elementwise", "pool", "move", "detection"]
+WorkKind = Literal["conv", "linear", "product", "elementwise", "activation", "pool", "move", "join", "detection"]
 
 CLASSES: tuple[str, ...] = (
     "conv3x3_macs", "conv3x3_elements", "conv1x1_macs", "conv1x1_elements", "conv_macs", "conv_elements",
@@ -42,6 +42,9 @@ CLASSES: tuple[str, ...] = (
 _COUNTED = ("layers", "detections")
 _UNIT = np.array([1.0 if name in _COUNTED else 1e-6 for name in CLASSES])
 _AT = {name: position for position, name in enumerate(CLASSES)}
+_PASSING = {
+    "elementwise": "elementwise_elements", "activation": "elementwise_elements", "pool": "pooled_elements"
+}  # fmt: skip
 
 TILE = 4
 # Convolutions larger than 1x1 read their weights anew for every few outputs. From flash outside the chip a MAC then
@@ -61,8 +64,10 @@ class KernelConventions:
     microcontrollers. `splits_groups`: whether a convolution in groups is run as that many convolutions, each a call of
     its own, as ncnn does; otherwise its MACs are a class of their own. `flash_weights`: a model with more weights than
     these reads them from memory outside the chip; 0 where there is no such difference. `lanes`: activations are stored
-    in blocks of this many channels, and arrays of multipliers take two blocks at a time; 1 where that does not matter.
-    `call_layers`: handing a model over to the engine takes as long as this many layers.
+    in blocks of this many channels, and an array of multipliers, which takes two blocks at a time, computes every
+    product with weights; 1 where there is none. `call_layers`: handing a model over to the engine takes as long as this many
+    layers. `free`: kinds of layers that take no time of their own: a concatenation whose parts are written in place, or
+    an activation that the layer before computes.
     """
 
     cache_elements: float = 6e5
@@ -70,6 +75,7 @@ class KernelConventions:
     flash_weights: float = 0.0
     lanes: int = 1
     call_layers: int = 0
+    free: tuple[str, ...] = ()
 
 
 class LayerWork(NamedTuple):
@@ -141,31 +147,33 @@ def _quantities(work: LayerWork, conventions: KernelConventions, is_outside: boo
     """Return one layer's amounts of every class; `is_outside`: its weights are read from flash outside the chip."""
     if is_outside and work.kind == "conv" and prod(work.kernel) > 1 and work.groups == 1:
         work = work._replace(macs=round(OUTSIDE_FLASH * work.macs))
-    if conventions.lanes > 1:
+    has_array = conventions.lanes > 1
+    if has_array:
         work = _in_blocks(work, conventions.lanes)
-    if conventions.lanes > 1 and work.is_constant:  # compiled ahead of time, which folds it
+    if work.kind in conventions.free or (has_array and work.is_constant):  # compiled ahead of time, which folds it
         return np.zeros(len(CLASSES))
     amounts: dict[str, float] = {"layers": 1}
     passed = _passed(work.reads, conventions.cache_elements) + _passed(work.writes, conventions.cache_elements)
     if work.kind == "conv":
         kind = _conv_class(work)
-        tiles = _tile_share(work.places) if kind == "conv3x3" else 1.0
+        tiles = _tile_share(work.places) if kind == "conv3x3" and not has_array else 1.0
         is_grouped = work.groups > 1 and kind != "depthwise"
-        macs = "grouped_macs" if is_grouped and not conventions.splits_groups else f"{kind}_macs"
+        # An array of multipliers computes every dense kernel in the same way, and so linear layers below.
+        dense = "conv1x1" if has_array and kind in ("conv3x3", "conv") else kind
+        macs = "grouped_macs" if is_grouped and not conventions.splits_groups else f"{dense}_macs"
         amounts |= {macs: work.macs * tiles, f"{kind}_elements": passed, "weights": work.weights}
         if is_grouped and conventions.splits_groups:
             amounts["layers"] = work.groups
     elif work.kind == "linear" and work.rows == 1:
         amounts["linear_weights"] = work.weights
     elif work.kind == "linear":
-        amounts |= {"product_macs": work.macs, "weights": work.weights}
+        amounts |= {"conv1x1_macs" if has_array else "product_macs": work.macs, "weights": work.weights}
     elif work.kind == "product":
         amounts["attention_macs"] = work.macs
     elif work.kind == "detection":
         amounts["detections"] = 1
     else:
-        passing = {"elementwise": "elementwise_elements", "pool": "pooled_elements"}
-        amounts[passing.get(work.kind, "moved_elements")] = passed
+        amounts[_PASSING.get(work.kind, "moved_elements")] = passed
     row = np.zeros(len(CLASSES))
     for name, value in amounts.items():
         row[_AT[name]] = value

@@ -243,7 +243,7 @@ def floating_itemsize(dtype: str) -> int:
 FUSED = ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "leaky_relu", "threshold", "sigmoid")
 _SPLITS = ("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split", "slice")
 _WORK_KINDS: dict[str, WorkKind] = {
-    "elementwise": "elementwise", "activation": "elementwise", "norm": "elementwise", "softmax": "elementwise",
+    "elementwise": "elementwise", "activation": "activation", "norm": "elementwise", "softmax": "elementwise",
     "pooling": "pool", "reduction": "pool",
 }  # fmt: skip
 _MOVES = ("movement", "embedding", "interpolation")
@@ -316,7 +316,8 @@ def called_works(profile: ModelProfile) -> Iterator[tuple[OpCall, LayerWork | No
             if price.kind in _WORK_KINDS:
                 yield call, work._replace(kind=_WORK_KINDS[price.kind]), True
             elif price.kind in _MOVES:
-                yield call, work._replace(reads=work.writes), True
+                is_join = op in ("cat", "concat", "concatenate", "stack")
+                yield call, work._replace(kind="join" if is_join else "move", reads=work.writes), True
             elif price.kind in ("matmul", "attention", "recurrent"):
                 yield call, _product(constants, call, signature, price.kind, work), True
             else:

@@ -189,7 +189,7 @@ def platform_family(name: str) -> PlatformFamily:
     data = tomllib.loads(_family_texts()[name])[name]
     return PlatformFamily(
         name=name,
-        conventions=KernelConventions(**data["habits"]),
+        conventions=KernelConventions(**{**data["habits"], "free": tuple(data["habits"].get("free", ()))}),
         prior=costs_from(data),
         same_core=_matrix(data["same_core"]),
         spread=Spread(**data["spread"]),

@@ -50,7 +50,8 @@ RUNTIME_BYTES = {"llama.cpp": 32 << 20, "mlx": 400 << 20}
 PARTS: tuple[PartName, ...] = ("attention", "mlp", "experts", "head", "embedding", "kv", "other")
 # Up to so many rows a product is bound by its weights, and more sequences add what they compute.
 FEW_ROWS = 64
-BATCH_SPREAD = 1.2
+# Kernels for several rows differ more than those for one; on a Mac llama.cpp of 2023 takes up to twice as long.
+BATCH_SPREAD, APPLE_BATCH_BELOW = 1.2, 1.5
 _MOST_BATCH = 1 << 16
 _MOST_CONTEXT = 1 << 22
 
@@ -327,8 +328,9 @@ def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
     seconds, bound = speed.step(nbytes, flops, serving.model.decode, serving.batch, unpacking_s, cache_bytes)
     rate = None if seconds is None else serving.batch / seconds
     below, above = (speed.rate.spread, speed.rate.above) if speed.rate else (1.0, 1.0)
-    if serving.batch > 1:  # kernels for several rows differ more than those for one
-        below, above = below * BATCH_SPREAD, above * BATCH_SPREAD
+    if serving.batch > 1:
+        is_apple = speed.family is not None and speed.family.name.startswith("Apple")
+        below, above = below * (APPLE_BATCH_BELOW if is_apple else BATCH_SPREAD), above * BATCH_SPREAD
     is_open = speed.rate is not None and speed.rate.is_lower_bound
     return DecodeCost(
         context=context,

@@ -258,7 +258,7 @@ def read_safetensors(folder: Path, files: list[Path]) -> WeightFile:
     """Return the headers of a folder's safetensors files: those of its index, or all of them."""
     index = sorted(folder.glob("*.safetensors.index.json"))
     expected: set[str] = set()
-    if index and len(files) > 1:
+    if index and (len(files) > 1 or "-of-" in files[0].name):
         if index[0].stat().st_size > _MOST_JSON_BYTES:
             raise ModelNotFound(f"{str(index[0])!r} has more than {_MOST_JSON_BYTES >> 20} MiB; it is not an index")
         content = read_document(index[0], ModelNotFound, "download it again")
