@@ -65,9 +65,9 @@ class KernelConventions:
     its own, as ncnn does; otherwise its MACs are a class of their own. `flash_weights`: a model with more weights than
     these reads them from memory outside the chip; 0 where there is no such difference. `lanes`: activations are stored
     in blocks of this many channels, and an array of multipliers, which takes two blocks at a time, computes every
-    product with weights; 1 where there is none. `call_layers`: handing a model over to the engine takes as long as this many
-    layers. `free`: kinds of layers that take no time of their own: a concatenation whose parts are written in place, or
-    an activation that the layer before computes.
+    product with weights; 1 where there is none. `call_layers`: handing a model over to the engine takes as long as this
+    many layers. `free`: kinds of layers that take no time of their own: a concatenation whose parts are written in
+    place, or an activation that the layer before computes.
     """
 
     cache_elements: float = 6e5
