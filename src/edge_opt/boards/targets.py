@@ -32,6 +32,7 @@ from edge_opt.boards.platform_file import (
     untimed_platform,
 )
 from edge_opt.calibration.calibration_file import calibration_from, load_calibration
+from edge_opt.calibration.self_check import carried
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.records.devices import Bandwidth, DeviceSpec, Figure, Peak
 from edge_opt.records.predictions import Calibration
@@ -152,7 +153,7 @@ def named_target(target: Target) -> DeviceSpec | Platform | Calibration:
     if isinstance(target, (Calibration, Platform)):
         return target
     if target == HOST:
-        return load_calibration()
+        return carried(load_calibration())
     if isinstance(target, (str, os.PathLike)) and Path(target).suffix.lower() in SUFFIXES:
         return _from_file(Path(target))
     try:

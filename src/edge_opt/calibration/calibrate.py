@@ -33,7 +33,9 @@ from edge_opt.calibration.operator_bench import (
 )
 from edge_opt.calibration.operator_draws import is_warm, plan
 from edge_opt.calibration.predict import GROUPS, OperatorTimes, describe
+from edge_opt.calibration.quiet_clock import ReferenceKernel, SampleClock
 from edge_opt.calibration.reference_networks import REFERENCES
+from edge_opt.calibration.self_check import checked
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.latency import busy_remark
 from edge_opt.measuring.machine import best_seconds, copy_bandwidth, crash_of, read_environment, retain_freed_memory
@@ -110,7 +112,7 @@ def _integer_peak() -> Iterator[MeasuredPeak]:
     yield MeasuredPeak("gemm", "int8", 2 * 256**3 / seconds)
 
 
-_FOLDS = 4
+_FOLDS = 6
 _NINE_IN_TEN = 1.645
 _UNKNOWN_DEVIATION = 0.3  # where there was nothing to hold out
 _FEWEST = 8
@@ -156,9 +158,10 @@ _SMALL_BYTES = 4 << 20
 _HOLE_BYTES = 1 << 30
 _PLANNED = 1400
 _PLANNED_PER_SECOND = 20
-# Shares of the time after which no reference model is started, and after which operators alone are not timed.
-_REFERENCE_SHARE = 0.72
-_ALONE_SHARE = 0.93
+# Shares of the time after which no reference model is started, no operators alone are timed, no net is checked.
+_REFERENCE_SHARE = 0.66
+_ALONE_SHARE = 0.82
+_CHECK_SHARE = 0.97
 
 
 def calibrate(
@@ -168,9 +171,11 @@ def calibrate(
     path: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Calibration:
-    """Measure this machine for predictions, and save the calibration. Nothing else should run meanwhile.
+    """Measure this machine for predictions, and save the calibration.
 
-    Operators are timed alone and inside reference models.
+    Operators are timed alone and inside reference models. Beside each of them a reference kernel is timed: samples are
+    normalized by it, and disturbed rounds are repeated. At the end whole nets that no sample is of are timed; the
+    factor that is common to them is taken out, and what is left is the expected error.
 
     Args:
         threads: Threads that torch uses; default: its own number. Predictions hold for that number.
@@ -185,7 +190,7 @@ def calibrate(
     check_writable(target)
     busy = busy_remark()
     if busy is not None:
-        warnings.warn(f"{busy}; the times will be too long, and the file says so", stacklevel=2)
+        warnings.warn(f"{busy}; disturbed rounds are repeated, and the file says so", stacklevel=2)
     with undisturbed(threads), show_progress() if progress else nullcontext():
         calibration = replace(_measured(seconds), remarks=() if busy is None else (busy,))
     save_calibration(calibration, target)
@@ -199,14 +204,16 @@ def _measured(seconds: float) -> Calibration:
         return (time.process_time() - start) / seconds
 
     machine = read_environment()
+    clock = SampleClock()
+    kernel = ReferenceKernel(clock)
     report_progress("calibrating: memory and peaks")
     overheads = measured_overheads()
     copies, rates, fresh = bandwidths(), peaks(), fresh_outputs()
     # Models first: timing hundreds of operators alone leaves the heap in pieces, some of them cold.
     with kept_heap(min(_HOLE_BYTES, machine.memory_bytes // 8)):
-        visits = _visited_references(spent)
+        visits = _visited_references(spent, kernel, clock)
     with retain_freed_memory():
-        alone = _timed_alone(seconds, spent)
+        alone = _timed_alone(seconds, spent, kernel, clock)
     runs = [visit.run for visit in visits]
     in_place = [sample for visit in visits for sample in operator_samples(visit)]
     report_progress("calibrating: cross-validation")
@@ -226,10 +233,13 @@ def _measured(seconds: float) -> Calibration:
         whole_deviation=0.0,
         deviations=(),
     )
-    return replace(validated(measured), cpu_seconds=time.process_time() - start)
+    known = checked(validated(measured), lambda: spent() > _CHECK_SHARE, kernel, clock)
+    return replace(known, cpu_seconds=time.process_time() - start)
 
 
-def _timed_alone(seconds: float, spent: Callable[[], float]) -> list[OperatorSample]:
+def _timed_alone(
+    seconds: float, spent: Callable[[], float], kernel: ReferenceKernel, clock: SampleClock
+) -> list[OperatorSample]:
     planned = plan(count=min(_PLANNED, round(seconds * _PLANNED_PER_SECOND)))
     samples: list[OperatorSample] = []
     for first in range(0, len(planned), _GROUP):
@@ -242,13 +252,16 @@ def _timed_alone(seconds: float, spent: Callable[[], float]) -> list[OperatorSam
         distance = sum(runnable.nbytes for runnable in runnables)
         # Only short operators notice whether their code is in the cache.
         rehearsals = [Runnable(item.operator) if item.nbytes < _SMALL_BYTES else None for item in runnables]
-        for operator, least_s in zip(group, least_seconds(runnables, rehearsals, _ROUNDS), strict=True):
+        times = least_seconds(runnables, rehearsals, _ROUNDS, clock, kernel)
+        for operator, least_s in zip(group, times, strict=True):
             distances = tuple(0 if warm else distance for warm in is_warm(operator.signature))
             samples.append(OperatorSample(operator.signature, distances, least_s))
     return samples
 
 
-def _visited_references(spent: Callable[[], float]) -> list[ReferenceMeasurement]:
+def _visited_references(
+    spent: Callable[[], float], kernel: ReferenceKernel, clock: SampleClock
+) -> list[ReferenceMeasurement]:
     """Visit every reference model twice, with all the others in between: few disturbances last that long."""
     visits: dict[tuple[str, int], ReferenceMeasurement] = {}
     for turn in range(_VISITS):
@@ -260,7 +273,7 @@ def _visited_references(spent: Callable[[], float]) -> list[ReferenceMeasurement
                 report_progress(f"calibrating, {spent():.0%}: inside models, round {turn + 1}, {reference.name}")
                 batch = reference.batches[size]
                 # People train on batches, and norms cannot on a single value.
-                visit = visit_reference(reference, batch, _PASSES, trains=turn == 0 and batch > 1)
+                visit = visit_reference(reference, batch, _PASSES, turn == 0 and batch > 1, kernel, clock)
                 key = (reference.name, batch)
                 visits[key] = visits[key] | visit if key in visits else visit
     return list(visits.values())

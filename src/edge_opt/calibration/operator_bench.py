@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from edge_opt._support.unchanged import gc_paused
 from edge_opt.calibration.operator_draws import DrawnOperator, SignatureRecorder, is_warm
+from edge_opt.calibration.quiet_clock import ReferenceKernel, SampleClock
 from edge_opt.calibration.reference_networks import Reference
 from edge_opt.cost.rules import price
 from edge_opt.errors import MeasurementFailed
@@ -32,10 +31,11 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Times each operator that a trace would record, in the same order; views included."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: SampleClock | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
         self.nanoseconds: list[int] = []
+        self._clock = clock or SampleClock()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -46,9 +46,8 @@ class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts_of(func).behavior is Behavior.DECOMPOSE:
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
-        start = time.perf_counter_ns()
-        result = func(*args, **kwargs)
-        self.nanoseconds.append(time.perf_counter_ns() - start)
+        wall, cpu, result = self._clock.span(lambda: func(*args, **kwargs))
+        self.nanoseconds.append(max(1, min(wall, cpu)))
         self.names.append(operator_name(func))
         return result
 
@@ -70,6 +69,8 @@ def kept_heap(nbytes: int) -> Iterator[None]:
         yield
 
 
+# How often a disturbed round is repeated before the least disturbed one counts.
+_REPEATED = 2
 _INDEXED = {"aten.embedding": 0, "aten.embedding_bag": 0}
 
 
@@ -130,25 +131,32 @@ def _pool() -> torch.Tensor:
     return torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
 
 
-def least_seconds(runnables: Sequence[Runnable], rehearsals: Sequence[Runnable | None], rounds: int) -> list[float]:
+def least_seconds(
+    runnables: Sequence[Runnable],
+    rehearsals: Sequence[Runnable | None],
+    rounds: int,
+    clock: SampleClock | None = None,
+    kernel: ReferenceKernel | None = None,
+) -> list[float]:
     """Return the least seconds of each operator in some rounds; outputs are made anew and dropped, as in a forward.
 
     A rehearsal is the same operator on other tensors, run just before: it leaves the code in the cache, as the layers
-    of a model do for each other, and the weights out of it.
+    of a model do for each other, and the weights out of it. With a reference kernel each round is normalized by it.
     """
-    least_ns = [math.inf] * len(runnables)
-    clock = time.perf_counter_ns
+    clock = clock or SampleClock()
+
+    def one_round() -> list[float]:
+        times = []
+        for runnable, rehearsal in zip(runnables, rehearsals, strict=True):
+            if rehearsal is not None:
+                rehearsal.run()
+            runnable.touch()
+            times.append(clock.nanoseconds(runnable.run) / 1e9)
+        return times
+
     with torch.inference_mode():
-        for _ in range(rounds):
-            for number, (runnable, rehearsal) in enumerate(zip(runnables, rehearsals, strict=True)):
-                if rehearsal is not None:
-                    rehearsal.run()
-                runnable.touch()
-                start = clock()
-                result = runnable.run()
-                least_ns[number] = min(least_ns[number], clock() - start)
-                del result
-    return [nanoseconds / 1e9 for nanoseconds in least_ns]
+        turns = [one_round() if kernel is None else kernel.quiet_round(one_round, _REPEATED)[0] for _ in range(rounds)]
+    return [min(times) for times in zip(*turns, strict=True)]
 
 
 @contextmanager
@@ -210,19 +218,20 @@ def measured_overheads() -> Overheads:
     with torch.inference_mode():
         module_s = best_seconds(lambda: nothing(x), _REPEATS) / (_LAYERS + 1)
         whole_s = best_seconds(lambda: tiny(x), _REPEATS) / _LAYERS
-        inside_s = min(sum(_timed_operators(tiny, x).nanoseconds) for _ in range(_REPEATS)) / 1e9 / _LAYERS
+        clock = SampleClock()
+        inside_s = min(sum(_timed_operators(tiny, x, clock).nanoseconds) for _ in range(_REPEATS)) / 1e9 / _LAYERS
     return Overheads(max(0.0, whole_s - module_s - inside_s), module_s)
 
 
-def _timed_operators(model: nn.Module, x: torch.Tensor) -> OperatorClock:
+def _timed_operators(model: nn.Module, x: torch.Tensor, clock: SampleClock | None = None) -> OperatorClock:
     """Return what the operators of one forward take by the clock that times them in place."""
-    clock = OperatorClock()
-    with clock:
+    operators = OperatorClock(clock)
+    with operators:
         model(x)
-    return clock
+    return operators
 
 
-_MOST_FORWARDS, _BLOCK_NS = 8, 50_000_000
+_LEAST_FORWARDS, _MOST_FORWARDS, _BLOCK_NS = 1, 8, 50_000_000
 _STEPS = 2
 
 
@@ -248,35 +257,39 @@ class ReferenceMeasurement:
         return replace(self, run=run, operators_s=operators_s)
 
 
-def visit_reference(reference: Reference, batch: int, passes: int, trains: bool = False) -> ReferenceMeasurement:
-    """Run a reference model a few times, with and without a clock at each operator; train it a little, if asked."""
+def visit_reference(
+    reference: Reference, batch: int, passes: int, trains: bool = False, kernel: ReferenceKernel | None = None,
+    clock: SampleClock | None = None,
+) -> ReferenceMeasurement:  # fmt: skip
+    """Run a reference model a few times, with and without a clock at each operator; train it a little, if asked.
+
+    All times are over the slowness of the machine beside them, and a disturbed pass is repeated.
+    """
     torch.manual_seed(0)
     model = reference.build().eval()
     x = reference.inputs(batch)
     recorded = trace(model, x)
     expected = [recorded.signatures[call.signature].op for call in recorded.ops]
+    clock = clock or SampleClock()
+    kernel = kernel or ReferenceKernel(clock)
+
+    def one_pass(block: int) -> list[float]:
+        # Blocks are interleaved, so that a slow moment of the machine affects both.
+        whole_s = clock.least_s(lambda: model(x), block)
+        turns = []
+        for _ in range(block):
+            timed = _timed_operators(model, x, clock)
+            if timed.names != expected:
+                raise MeasurementFailed("a reference model ran other operators than its trace has; please report this")
+            turns.append(timed.nanoseconds)
+        return [whole_s, *(min(times) / 1e9 for times in zip(*turns, strict=True))]
+
     with torch.inference_mode():
         model(x)
-        start = time.perf_counter_ns()
-        model(x)
         # Small models are soon done, and need more forwards in each block.
-        block = max(1, min(_MOST_FORWARDS, round(_BLOCK_NS / (time.perf_counter_ns() - start))))
-        whole_s = float("inf")
-        operators: list[list[int]] = []
-        # Blocks are interleaved, so that a slow moment of the machine affects both.
-        for _ in range(passes):
-            start = time.perf_counter_ns()
-            for _ in range(block):
-                model(x)
-            whole_s = min(whole_s, (time.perf_counter_ns() - start) / block / 1e9)
-            for _ in range(block):
-                clock = _timed_operators(model, x)
-                if clock.names != expected:
-                    raise MeasurementFailed(
-                        "a reference model ran other operators than its trace has; please report this"
-                    )
-                operators.append(clock.nanoseconds)
-    seconds = tuple(min(times) / 1e9 for times in zip(*operators, strict=True))
+        block = max(_LEAST_FORWARDS, min(_MOST_FORWARDS, round(_BLOCK_NS / clock.nanoseconds(lambda: model(x)))))
+        turns = [kernel.quiet_round(lambda: one_pass(block), 1)[0] for _ in range(passes)]
+    whole_s, *seconds = (min(times) for times in zip(*turns, strict=True))
     run = ReferenceRun(
         f"{reference.name}, batch {batch}",
         reference.family,
@@ -285,10 +298,10 @@ def visit_reference(reference: Reference, batch: int, passes: int, trains: bool 
         len(recorded.modules),
         sum(seconds),
         whole_s,
-        best_seconds(lambda: _step(model, x), _STEPS) if trains else None,
+        clock.least_s(lambda: _step(model, x), 1 + _STEPS) / kernel.slowness() if trains else None,
         backward_work(model, x) if trains else None,
     )
-    return ReferenceMeasurement(run, recorded, seconds)
+    return ReferenceMeasurement(run, recorded, tuple(seconds))
 
 
 def _step(model: nn.Module, x: torch.Tensor) -> None:

@@ -424,9 +424,10 @@ def predict(profile: ModelProfile, calibration: Calibration, precision: Precisio
     seconds = math.fsum(layer.seconds or 0.0 for layer in layers)
     outside = [index for index in range(len(trace.ops)) if forward.is_outside[index]]
     # Wholes are off by so much where nothing is outside; what is outside adds its own.
-    deviation = math.hypot(calibration.whole_deviation, forward.error_s(outside) / seconds if seconds else 0.0)
+    deviation = math.hypot(calibration.deviation, forward.error_s(outside) / seconds if seconds else 0.0)
     factor = math.exp(_NINE_IN_TEN * deviation)
     disturbed = (f"the calibration was disturbed: {remark}" for remark in calibration.remarks)
+    note = "" if calibration.check is None else calibration.check.note
     return Prediction(
         target=calibration.name,
         basis="calibrated",
@@ -438,8 +439,15 @@ def predict(profile: ModelProfile, calibration: Calibration, precision: Precisio
         layers=layers,
         outside=tuple(dict.fromkeys(trace.signatures[trace.ops[index].signature].op for index in outside)),
         energies=(),
-        remarks=(*differences(calibration), *disturbed, *_fresh_memory(trace, calibration)),
+        remarks=(*differences(calibration), *disturbed, *filter(None, [note]), *_fresh_memory(trace, calibration)),
     )
+
+
+def forward_seconds(trace: Trace, calibration: Calibration) -> float:
+    """Return the predicted seconds of a whole forward."""
+    forward = _timed_forward(trace, calibration)
+    between = forward.overheads.operator_s * len(trace.ops) + forward.overheads.module_s * len(trace.modules)
+    return float(forward.seconds.sum()) + between
 
 
 def _timed_forward(trace: Trace, calibration: Calibration) -> _TimedForward:
@@ -455,8 +463,9 @@ def _timed_forward(trace: Trace, calibration: Calibration) -> _TimedForward:
         usual.get(item.group, _UNKNOWN) * (_OUTSIDE if outside else 1.0)
         for item, outside in zip(described, is_outside, strict=True)
     ]
-    overheads = Overheads(calibration.overhead_per_operator_s, calibration.overhead_per_module_s)
-    return _TimedForward(seconds, np.array(deviations), described, is_outside, overheads)
+    factor = calibration.factor
+    overheads = Overheads(factor * calibration.overhead_per_operator_s, factor * calibration.overhead_per_module_s)
+    return _TimedForward(factor * seconds, np.array(deviations), described, is_outside, overheads)
 
 
 @dataclass(frozen=True, slots=True)

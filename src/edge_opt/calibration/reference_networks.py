@@ -480,3 +480,22 @@ REFERENCES: tuple[Reference, ...] = (
     Reference("u-net-bilinear", "u-net", lambda: UNet([32, 64, 128], True), _image(128), (1, 8)),
     Reference("patches-32", "transformer", lambda: Patches(224, 32, 704, 11, 2, False, "tanh"), _image(224), (1, 8)),
 )  # fmt: skip
+
+# Nets of the self-check: no sample is taken of them, and their sizes are not those of the reference models.
+CHECKS: tuple[Reference, ...] = (
+    Reference("check-residual", "residual", lambda: residual([48, 104, 208, 416], [1, 2, 2, 1]), _image(192), (1, 8)),
+    Reference(
+        "check-mobile", "mobile",
+        lambda: mobile(24, [(1, 16, 1, 1, 3), (5, 32, 2, 2, 3), (4, 56, 2, 2, 5), (6, 104, 2, 2, 3), (5, 184, 2, 2, 5)],
+                       nn.SiLU, True, 960), _image(208), (1, 8),
+    ),
+    Reference("check-text", "transformer", lambda: Text(448, 7, 3, 1792, "none", False), _tokens(80), (1, 8)),
+    Reference("check-last-norm", "last-norm", lambda: LastNet([72, 144, 288, 576], [1, 1, 2, 1], True),
+              _image(224), (1, 8)),
+    Reference("check-patches", "transformer", lambda: Patches(208, 16, 384, 6, 3, False, "none"), _image(208), (1, 8)),
+    Reference("check-bottleneck", "residual", lambda: residual([64, 120, 240], [1, 2, 2], 4), _image(208), (1, 8)),
+    Reference("check-dense", "dense", lambda: DenseNet(24, [3, 5, 6, 5]), _image(208), (1, 8)),
+    Reference("check-plain", "plain", lambda: plain([48, 96, 176, 288], False, 1024), _image(160), (1, 8)),
+    Reference("check-shifted", "windows", lambda: Shifted(64, [1, 2, 3], 7), _image(224), (1, 8)),
+    Reference("check-branches", "branches", lambda: branches(48, [56, 104, 136, 176]), _image(208), (1, 8)),
+)  # fmt: skip

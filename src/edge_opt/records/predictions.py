@@ -79,6 +79,78 @@ class GroupDeviation(Record):
 
 
 @record
+class CheckedNet(Record):
+    """A whole net that no sample is of: what it took, and what was predicted for it."""
+
+    name: str = field("Name of the net with its batch.")
+    seconds: float = field("Least seconds of a forward, over the slowness of the machine beside it.")
+    predicted_s: float = field("Predicted seconds, before the common factor.")
+
+
+@record
+class SelfCheck(Record):
+    """Whole nets that were held out, timed beside their predictions: one factor common to all, and what is left."""
+
+    created: str = field("When the nets were timed, as an ISO date and time.")
+    factor: float = field("Measured over predicted time of the nets; predictions are multiplied by it.")
+    low: float = field("Lower end of the 90 % interval of the factor.")
+    high: float = field("Upper end of that interval.")
+    expected_error: float = field("Median error on a net that was held out, once the factor is taken out.")
+    deviation: float = field("Standard deviation of the logarithm of those errors.")
+    reference_s: float = field("Seconds of the reference kernel: the speed of the machine then.")
+    nets: tuple[CheckedNet, ...] = field("The nets.")
+    note: str = field('Why it was repeated, and what that changed; "" for the one of the calibration.', default="")
+
+
+@record
+class KernelGroupSample(Record):
+    """A group of operators as a runtime ran it: one with weights or products, its head, and what follows it."""
+
+    group: str = field('Kind of the head, such as "conv"; "" without one.')
+    op: str = field("Operator of the head.")
+    numbers: tuple[float, ...] = field("What a regression sees of the head.")
+    estimate_s: float = field("First estimate of the head's seconds.")
+    tail: tuple[str, ...] = field("Operators that follow it.")
+    tail_bytes: tuple[int, ...] = field("Bytes that each of these reads and writes.")
+    head_s: float = field("Seconds of the kernels with weights or products.")
+    tail_s: float = field("Seconds of the other kernels.")
+    kernels: tuple[str, ...] = field("What the runtime ran, in its own words.")
+    converting: int = field("Kernels of these that only convert or reorder.")
+    origin: str = field("Net that it is of.")
+
+
+@record
+class RuntimeCalibration(Record):
+    """A runtime on a machine in one precision, with one number of threads."""
+
+    runtime: str = field('Name of the runtime, such as "onnxruntime".')
+    precision: Precision = field("Type of the numbers that files were converted to.")
+    threads: int = field("Threads of the runtime.")
+    version: str = field("Version of the runtime.")
+    created: str = field("When it was measured, as an ISO date and time.")
+    cpu_seconds: float = field("Seconds of CPU time that measuring took.")
+    samples: tuple[KernelGroupSample, ...] = field("Groups of operators as they were timed.")
+    check: SelfCheck = field("Whole nets that were held out.")
+    remarks: tuple[str, ...] = field("What a reader should know.", default=())
+
+    @property
+    def name(self) -> str:
+        """Runtime, precision and threads: `onnxruntime/int8, threads: 1`."""
+        return f"{self.runtime}/{self.precision}, threads: {self.threads}"
+
+
+@record
+class AssumedKernels(Record):
+    """What a runtime is assumed to make of groups of operators that look alike."""
+
+    operators: str = field("The operators, joined by +.")
+    kernels: tuple[str, ...] = field("The kernels, in the runtime's words; empty: no such group was sampled.")
+    converting: int = field("Kernels of these that only convert or reorder.")
+    count: int = field("How often the model has such a group.")
+    seconds: float = field("Seconds of all of these together.")
+
+
+@record
 class Calibration(Shown):
     """A machine as it was measured; everything a prediction there rests on."""
 
@@ -97,6 +169,18 @@ class Calibration(Shown):
     whole_deviation: float = field("Error on held-out models: standard deviation of the logarithm.")
     deviations: tuple[GroupDeviation, ...] = field("The same for operators, by group.")
     remarks: tuple[str, ...] = field("What disturbed it; empty where nothing did.", default=())
+    check: SelfCheck | None = field("Whole nets timed at the end; None: an older file.", default=None)
+    runtimes: tuple[RuntimeCalibration, ...] = field("Other runtimes on the same machine.", default=())
+
+    @property
+    def factor(self) -> float:
+        """The factor common to all predictions that the self-check saw; 1 where there was none."""
+        return 1.0 if self.check is None else self.check.factor
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the logarithm of the error on whole nets, of the self-check where there was one."""
+        return self.whole_deviation if self.check is None else self.check.deviation
 
     def peak(self, work: str, precision: str) -> float | None:
         """Return the operations per second of one class of work; None where torch has no kernel for it.
@@ -166,6 +250,7 @@ class Prediction(Shown):
     computes_in: str | None = field("Type of the arithmetic where it is another one; None: `precision`.", default=None)
     engine: Engine | None = field("Who computes what does not leave it; None: not known.", default=None)
     departures: tuple[Departure, ...] = field("What leaves an NPU; empty: nothing that is known.", default=())
+    kernels: tuple[AssumedKernels, ...] = field("What a calibrated runtime is assumed to fuse.", default=())
 
     @property
     def precision_label(self) -> str:

@@ -1,0 +1,248 @@
+"""Kernels of a runtime that fuses: a trace in groups of operators, what each group took, and regressions over them.
+
+A group begins at an operator with weights or products, its head, and goes on to the next one. Runtimes fuse within
+groups: a batch norm into the convolution before it, an activation behind it. So a group is the smallest part whose time
+a runtime's profile tells for certain. Its head and the rest, its tail, are learned apart: heads by boosted trees, tails
+by costs per call and per byte of each pair of operators that follow each other, corrected by boosted trees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_opt.calibration.operator_bench import reuse_distances
+from edge_opt.calibration.predict import Array, BoostedTrees, OperatorFeatures, Scales, describe
+from edge_opt.cost.rules import price
+from edge_opt.records.costs import Trace
+from edge_opt.records.predictions import KernelGroupSample
+
+HEADS = ("conv", "depthwise", "matmul", "attention", "recurrent")
+# Pairs of operators with fewer samples have the cost of the second operator, whatever comes before it.
+_LEAST_PAIRS = 8
+_LEAST_S = 1e-6
+_SWEEPS = 60  # of coordinate descent
+_ANY = "any operator"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorGroup:
+    """A head with what follows it in a trace: places of the operators, and what regressions see of them."""
+
+    head: int | None
+    tail: tuple[int, ...]
+    features: OperatorFeatures | None
+    names: tuple[str, ...]
+    sizes: tuple[float, ...]
+
+    @property
+    def pattern(self) -> str:
+        """Its operators in words, views left out: `convolution + batch_norm + relu`."""
+        own = () if self.features is None else (self.features.op,)
+        return " + ".join((*own, *(name for name in self.names if not name.startswith("view:"))))
+
+
+def groups_of(trace: Trace, scales: Scales) -> list[OperatorGroup]:
+    """Return the groups of a trace in order; the first has no head."""
+    distances = reuse_distances(trace)
+    described = [describe(trace.signatures[call.signature], distances[call.index], scales) for call in trace.ops]
+    starts = [index for index, item in enumerate(described) if item.group in HEADS]
+    groups = []
+    for start, end in zip([-1, *starts], [*starts, len(described)], strict=True):
+        tail = tuple(range(start + 1, end))
+        groups.append(
+            OperatorGroup(
+                head=None if start < 0 else start,
+                tail=tail,
+                features=None if start < 0 else described[start],
+                names=tuple(_name(described[index]) for index in tail),
+                sizes=tuple(_moved_bytes(trace, index) for index in tail),
+            )
+        )
+    return groups
+
+
+def _name(item: OperatorFeatures) -> str:
+    return f"view:{item.op}" if item.group == "view" else item.op
+
+
+def _moved_bytes(trace: Trace, index: int) -> float:
+    cost = price(trace.signatures[trace.ops[index].signature]).cost
+    return float(cost.bytes_read + cost.bytes_written)
+
+
+def sample_of(group: OperatorGroup, head_s: float, tail_s: float, kernels: Sequence[str], origin: str,
+              converting: int) -> KernelGroupSample:  # fmt: skip
+    """Return what a calibration keeps of a group: numbers, because whole signatures would be megabytes."""
+    item = group.features
+    return KernelGroupSample(
+        group="" if item is None else item.group,
+        op="" if item is None else item.op,
+        numbers=() if item is None else tuple(round(number, 4) for number in item.numbers),
+        estimate_s=0.0 if item is None else item.estimate_s,
+        tail=group.names,
+        tail_bytes=tuple(int(size) for size in group.sizes),
+        head_s=head_s,
+        tail_s=tail_s,
+        kernels=tuple(kernels),
+        converting=converting,
+        origin=origin,
+    )
+
+
+def _chain(op: str, tail: Sequence[str]) -> list[tuple[str, str]]:
+    """Return each operator of a tail with the one before it; views are between no others."""
+    pairs, before = [], op or "input"
+    for name in tail:
+        pairs.append((before, name))
+        before = before if name.startswith("view:") else name
+    return pairs
+
+
+class GroupTimes:
+    """Learned from samples: seconds of the head and of the tail of a group, and the kernels that it becomes."""
+
+    def __init__(self, samples: Sequence[KernelGroupSample]) -> None:
+        self._heads: dict[str, tuple[float, BoostedTrees]] = {}
+        for kind in HEADS:
+            own = [item for item in samples if item.group == kind and item.head_s > 0]
+            if len(own) >= _LEAST_PAIRS:
+                logs = np.array([math.log(item.head_s / item.estimate_s) for item in own])
+                rows = np.array([_head_row(item.numbers, item.tail) for item in own])
+                self._heads[kind] = (float(np.median(logs)), BoostedTrees(rows, logs))
+        self._usual = float(np.median([usual for usual, _ in self._heads.values()])) if self._heads else 0.0
+        self._columns = _columns(samples)
+        tails = [item for item in samples if item.tail]
+        self._costs = np.zeros(2 * len(self._columns))
+        self._trees: BoostedTrees | None = None
+        if len(tails) >= _LEAST_PAIRS:
+            rows = np.array([self._row(item.op, item.tail, item.tail_bytes) for item in tails])
+            seconds = np.array([max(item.tail_s, 0.0) for item in tails])
+            self._costs = nonnegative_costs(rows, seconds)
+            estimates = np.maximum(rows @ self._costs, _LEAST_S)
+            logs = np.log(np.maximum(seconds, _LEAST_S) / estimates)
+            features = [self._tail_row(item.numbers, item.op, item.tail, item.tail_bytes) for item in tails]
+            self._trees = BoostedTrees(np.array(features), np.clip(logs, -2.0, 2.0))
+        self._known = {(item.group, item.op) for item in samples if item.group}
+        self._kernels: dict[str, Counter[tuple[tuple[str, ...], int]]] = {}
+        for item in samples:
+            self._kernels.setdefault(_pattern(item), Counter())[item.kernels, item.converting] += 1
+
+    def heads_s(self, groups: Sequence[OperatorGroup]) -> Array:
+        """Return the seconds of the heads."""
+        result = np.zeros(len(groups))
+        for kind in {group.features.group for group in groups if group.features is not None}:
+            chosen = [index for index, group in enumerate(groups) if group.features and group.features.group == kind]
+            items = [groups[index].features for index in chosen]
+            estimates = np.array([0.0 if item is None else item.estimate_s for item in items])
+            if kind in self._heads:
+                rows = [_head_row(item.numbers, groups[index].names) for index, item in zip(chosen, items, strict=True)
+                        if item is not None]  # fmt: skip
+                result[chosen] = estimates * np.exp(self._heads[kind][1].predict(np.array(rows)))
+            else:
+                result[chosen] = estimates * math.exp(self._usual)
+        return result
+
+    def tails_s(self, groups: Sequence[OperatorGroup]) -> list[list[float]]:
+        """Return the seconds of each operator of the tails; those that are fused into the head take none."""
+        rows = np.array([self._row(_op(group), group.names, group.sizes) for group in groups])
+        estimates = rows @ self._costs
+        factors = np.ones(len(groups))
+        if self._trees is not None:
+            numbers = [() if group.features is None else group.features.numbers for group in groups]
+            features = [
+                self._tail_row(number, _op(group), group.names, group.sizes)
+                for number, group in zip(numbers, groups, strict=True)
+            ]
+            factors = np.exp(self._trees.predict(np.array(features)))
+        seconds = []
+        for group, estimate, factor in zip(groups, estimates, factors, strict=True):
+            parts = [float(self._row_of(pair, size) @ self._costs)
+                     for pair, size in zip(_chain(_op(group), group.names), group.sizes, strict=True)]  # fmt: skip
+            total = max(float(estimate), _LEAST_S) * float(factor) if parts else 0.0
+            whole = sum(parts)
+            seconds.append([total * part / whole if whole else total / len(parts) for part in parts])
+        return seconds
+
+    def is_outside(self, group: OperatorGroup) -> bool:
+        """Return whether no head like this one was sampled."""
+        return group.features is not None and (group.features.group, group.features.op) not in self._known
+
+    def kernels_of(self, group: OperatorGroup) -> tuple[tuple[str, ...], int] | None:
+        """Return the kernels that the runtime mostly makes of such a group, and how many of them only convert."""
+        known = self._kernels.get(group.pattern)
+        return None if known is None else known.most_common(1)[0][0]
+
+    def _row(self, op: str, tail: Sequence[str], sizes: Sequence[float]) -> Array:
+        row = np.zeros(2 * len(self._columns))
+        for pair, size in zip(_chain(op, tail), sizes, strict=True):
+            row += self._row_of(pair, size)
+        return row
+
+    def _row_of(self, pair: tuple[str, str], size: float) -> Array:
+        """Return one call and its bytes in the columns of a pair, else of its operator, else of any."""
+        row = np.zeros(2 * len(self._columns))
+        keys = (" > ".join(pair), pair[1], _ANY)
+        place = next((self._columns[key] for key in keys if key in self._columns), None)
+        if place is not None:
+            row[2 * place : 2 * place + 2] = 1.0, size
+        return row
+
+    def _tail_row(self, numbers: Sequence[float], op: str, tail: Sequence[str], sizes: Sequence[float]) -> list[float]:
+        estimate = float(self._row(op, tail, sizes) @ self._costs)
+        called = [size for name, size in zip(tail, sizes, strict=True) if not name.startswith("view:")]
+        head = [*numbers[:6], *([0.0] * (6 - len(numbers[:6])))]
+        return [math.log2(1e-7 + estimate), math.log2(1 + sum(called)), math.log2(1 + max(called, default=0.0)),
+                float(len(called)), float(len(tail) - len(called)), *head]  # fmt: skip
+
+
+def _op(group: OperatorGroup) -> str:
+    return "" if group.features is None else group.features.op
+
+
+def _pattern(sample: KernelGroupSample) -> str:
+    own = (sample.op,) if sample.op else ()
+    return " + ".join((*own, *(name for name in sample.tail if not name.startswith("view:"))))
+
+
+def _head_row(numbers: Sequence[float], tail: Sequence[str]) -> list[float]:
+    """Return the numbers of a head and what a kernel may fuse with it."""
+    own = [name for name in tail if not name.startswith("view:")]
+    first = own[1] if own[:1] == ["batch_norm"] and len(own) > 1 else own[0] if own else ""
+    return [*numbers, float(own[:1] == ["batch_norm"]), float("relu" in first), float(first == "add"),
+            float(first in ("silu", "hardswish", "gelu", "sigmoid", "hardtanh"))]  # fmt: skip
+
+
+def _columns(samples: Sequence[KernelGroupSample]) -> dict[str, int]:
+    """Return the columns of costs: pairs that are frequent, every operator, and any operator."""
+    pairs: Counter[str] = Counter()
+    names: dict[str, None] = {}
+    for item in samples:
+        for before, name in _chain(item.op, item.tail):
+            pairs[f"{before} > {name}"] += 1
+            names[name] = None
+    keys = [*(pair for pair, count in pairs.items() if count >= _LEAST_PAIRS), *names, _ANY]
+    return {key: place for place, key in enumerate(keys)}
+
+
+def nonnegative_costs(rows: Array, seconds: Array) -> Array:
+    """Return costs that are not negative and fit relative errors best, by coordinate descent.
+
+    >>> nonnegative_costs(np.array([[1.0, 0.0], [1.0, 2.0], [1.0, 4.0]]), np.array([1.0, 3.0, 5.0])).round(2).tolist()
+    [1.0, 1.0]
+    """
+    weights = 1 / np.maximum(seconds, 10 * _LEAST_S if seconds.max(initial=0.0) < 1 else 1.0)
+    scaled, wanted = rows * weights[:, None], seconds * weights
+    norms = (scaled**2).sum(0)
+    costs = np.zeros(rows.shape[1])
+    left = wanted.copy()
+    for _ in range(_SWEEPS):
+        for column in np.flatnonzero(norms > 0):
+            new = max(0.0, costs[column] + float(scaled[:, column] @ left) / (norms[column] * 1.001))
+            left -= scaled[:, column] * (new - costs[column])
+            costs[column] = new
+    return costs

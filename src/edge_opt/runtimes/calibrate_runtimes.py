@@ -1,0 +1,262 @@
+"""Calibrate runtimes that fuse: small nets are converted, and the runtime's own profile tells what became of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import torch
+
+from edge_opt._support.progress import report_progress
+from edge_opt.calibration.fused_kernels import GroupTimes, OperatorGroup, groups_of, sample_of
+from edge_opt.calibration.generated_networks import generated_networks
+from edge_opt.calibration.predict import Scales
+from edge_opt.calibration.quiet_clock import ReferenceKernel, SampleClock
+from edge_opt.calibration.reference_networks import CHECKS, REFERENCES, Reference
+from edge_opt.calibration.self_check import now, summary
+from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.records.conversions import Exported
+from edge_opt.records.devices import Precision
+from edge_opt.records.predictions import CheckedNet, KernelGroupSample, RuntimeCalibration
+from edge_opt.runtimes.export import export_quickly
+from edge_opt.runtimes.kernels import FAMILY, Graph, read_graph
+from edge_opt.runtimes.model_call import model_call
+from edge_opt.runtimes.onnxruntime import chosen_scheme
+from edge_opt.runtimes.protocol import ConversionRequest, Runner
+from edge_opt.runtimes.registry import check_installed, find_runtime
+from edge_opt.trace import trace
+
+RUNTIMES = ("onnxruntime", "openvino")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
+MOST_SECONDS = 120.0
+_GENERATED = 24
+_REPEATS = 12
+_LEAST_RUNS, _MOST_RUNS, _BLOCK_NS = 3, 12, 40_000_000
+_TURNS = 2
+_CONVERTING = ("Quantize", "Dequantize", "Reorder", "Transpose", "Convert", "Cast", "FakeQuantize")
+# Shares of the seconds after which no further net is sampled, and none is checked.
+_SAMPLED_SHARE, _CHECKED_SHARE = 0.82, 0.97
+
+
+class _Files:
+    """Writes the files of nets when they are first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[tuple[str, str], Path | None] = {}
+
+    def of(self, net: Reference, precision: str) -> Path | None:
+        """Return the file of a net in a precision, None where it cannot be made."""
+        if (net.name, precision) not in self._known:
+            self._known[net.name, precision] = None
+            with suppress(EdgeOptError):
+                self._known[net.name, precision] = self._write(net, precision)
+        return self._known[net.name, precision]
+
+    def _write(self, net: Reference, precision: str) -> Path:
+        torch.manual_seed(0)
+        model = net.build().eval()
+        call = model_call(model, [net.inputs(1)])
+        path = self._folder / f"{net.name}.fp32.onnx"
+        if self._known.get((net.name, "fp32")) is None:
+            if export_quickly(call, path).batch is not None:
+                raise InvalidInput(f"{net.name} takes one batch only")
+            self._known[net.name, "fp32"] = path
+        if precision == "fp32":
+            return path
+        runtime = find_runtime("onnxruntime")
+        exported = Exported(str(path), call.names, ("output",), None, path.stat().st_size, ())
+        scheme = chosen_scheme(model, precision, runtime, "auto")
+        calibration: list[tuple[torch.Tensor, ...]] = [(net.inputs(1),)]
+        request = ConversionRequest(call, precision, self._folder, f"{net.name}.{precision}.onnx", calibration,
+                                    exported=exported, scheme=scheme)  # fmt: skip
+        return runtime.build(request).path
+
+
+def calibrate_runtimes(
+    scales: Scales,
+    runtimes: Sequence[str],
+    precisions: Sequence[Precision],
+    threads: Sequence[int],
+    seconds: float = 110.0,
+) -> tuple[RuntimeCalibration, ...]:
+    """Calibrate each runtime in each precision with each number of threads.
+
+    Args:
+        scales: The machine's figures, for first estimates.
+        runtimes: Names of runtimes that have a profile of kernels.
+        precisions: fp32 and int8.
+        threads: Numbers of threads.
+        seconds: CPU seconds of each platform at most.
+    """
+    check_platforms(runtimes, precisions)
+    with TemporaryDirectory(prefix="edge-opt-") as name:
+        files = _Files(Path(name))
+        return tuple(
+            _calibrated(_Platform(runtime, precision, count, scales, files, seconds))
+            for count in threads
+            for runtime in runtimes
+            for precision in precisions
+        )
+
+
+def check_platforms(runtimes: Sequence[str], precisions: Sequence[str]) -> None:
+    """Refuse runtimes without a profile of kernels and precisions that they are not calibrated in."""
+    for name in runtimes:
+        if name not in RUNTIMES:
+            raise InvalidInput(f"{name} cannot be calibrated; choose from {', '.join(('torch', *RUNTIMES))}")
+    for precision in precisions:
+        if precision not in PRECISIONS:
+            raise InvalidInput(f"precision {precision!r} cannot be calibrated; choose from {', '.join(PRECISIONS)}")
+    check_installed(runtimes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Platform:
+    runtime: str
+    precision: Precision
+    threads: int
+    scales: Scales
+    files: _Files
+    seconds: float
+
+
+def _nets() -> Iterator[tuple[Reference, int]]:
+    """Yield nets with a batch: reference models and generated ones in turn, small batches first."""
+    generated = list(generated_networks(_GENERATED))
+    pairs = [*zip(REFERENCES, generated, strict=False)]
+    order = [net for pair in pairs for net in pair] + [*REFERENCES[len(pairs) :], *generated[len(pairs) :]]
+    for place in (0, 1):
+        for net in order:
+            yield net, min(net.batches[place], 4)
+
+
+def _calibrated(platform: _Platform) -> RuntimeCalibration:
+    start = time.process_time()
+
+    def spent() -> float:
+        return (time.process_time() - start) / platform.seconds
+
+    clock = SampleClock(platform.threads)
+    kernel = ReferenceKernel(clock)
+    samples: list[KernelGroupSample] = []
+    lost: list[str] = []
+    name = f"{platform.runtime} {platform.precision}, threads {platform.threads}"
+    for net, batch in _nets():
+        if samples and spent() > _SAMPLED_SHARE:
+            break
+        report_progress(f"calibrating {name}, {spent():.0%}: {net.name}, batch {batch}")
+        measured = _measured(platform, net, batch, kernel, clock)
+        if measured is None or not measured.samples:
+            lost.append(net.name)
+        else:
+            samples += measured.samples
+    times = GroupTimes(samples)
+    checks: list[CheckedNet] = []
+    for place in (0, 1):
+        for net in CHECKS:
+            if len(checks) >= 2 and spent() > _CHECKED_SHARE:
+                break
+            batch = min(net.batches[place], 4)
+            measured = _measured(platform, net, batch, kernel, clock, is_check=True)
+            if measured is not None:
+                predicted_s = float(times.heads_s(measured.groups).sum()) + sum(
+                    map(sum, times.tails_s(measured.groups))
+                )
+                checks.append(CheckedNet(f"{net.name}, batch {batch}", measured.seconds, predicted_s))
+    package = find_runtime(platform.runtime).package
+    remarks = (f"no profile could be read of {', '.join(dict.fromkeys(lost))}",) if lost else ()
+    return RuntimeCalibration(
+        runtime=platform.runtime, precision=platform.precision, threads=platform.threads, version=version(package),
+        created=now(), cpu_seconds=time.process_time() - start, samples=tuple(samples),
+        check=summary(tuple(checks), kernel.best_s, 0.15), remarks=remarks,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredNet:
+    seconds: float
+    groups: list[OperatorGroup]
+    samples: list[KernelGroupSample]
+
+
+def _measured(
+    platform: _Platform, net: Reference, batch: int, kernel: ReferenceKernel, clock: SampleClock, is_check: bool = False
+) -> _MeasuredNet | None:
+    """Return the whole time of a net and, unless it is for the check, samples of its groups; None where it fails."""
+    path = platform.files.of(net, platform.precision)
+    if path is None:
+        return None
+    torch.manual_seed(0)
+    model, x = net.build().eval(), net.inputs(batch)
+    groups = groups_of(trace(model, x), platform.scales)
+    runtime = find_runtime(platform.runtime)
+    try:
+        with runtime.open(path, platform.threads, platform.precision) as runner:
+            seconds = whole_seconds(runner.bind(x), kernel, clock)
+            samples = [] if is_check else _samples(runner, path, x, groups, seconds, f"{net.name}, batch {batch}")
+    except EdgeOptError:
+        return None
+    return _MeasuredNet(seconds, groups, samples)
+
+
+def whole_seconds(call: Callable[[], object], kernel: ReferenceKernel, clock: SampleClock) -> float:
+    """Return the least seconds of a call in a few quiet rounds, over the slowness of the machine beside them."""
+    call()
+    runs = max(_LEAST_RUNS, min(_MOST_RUNS, round(_BLOCK_NS / clock.nanoseconds(call))))
+    return min(kernel.quiet_round(lambda: [clock.least_s(call, runs)], 1)[0][0] for _ in range(_TURNS))
+
+
+def _samples(
+    runner: Runner, path: Path, x: torch.Tensor, groups: Sequence[OperatorGroup], whole_s: float, origin: str
+) -> list[KernelGroupSample]:
+    """Return the groups with the kernels that the runtime ran for each, scaled so that they add up to the whole."""
+    graph = read_graph(path)
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    starts = _starts(graph, groups)
+    if starts is None:
+        return []
+    heads_s, tails_s = [0.0] * len(groups), [0.0] * len(groups)
+    kernels: list[list[str]] = [[] for _ in groups]
+    current = 0
+    for entry in cast(Any, runner).kernel_times([x], _REPEATS):
+        seconds = min(entry.samples_s)
+        node = next(
+            (node for node in (graph.find(name, entry.op) for name in (entry.name, *entry.aliases)) if node), None
+        )
+        if node is not None:
+            current = sum(start <= places[node.name] for start in starts)
+        kernels[current].append(entry.op)
+        is_head = entry.op in FAMILY and groups[current].features is not None
+        (heads_s if is_head else tails_s)[current] += seconds
+    total = sum(heads_s) + sum(tails_s)
+    if not total:
+        return []
+    # Counting costs the runtime time of its own, some for each kernel.
+    scale = whole_s / total
+    return [
+        sample_of(group, head * scale, tail * scale, names, origin, sum(name.startswith(_CONVERTING) for name in names))
+        for group, head, tail, names in zip(groups, heads_s, tails_s, kernels, strict=True)
+    ]
+
+
+_NODES = {"attention": 2}
+
+
+def _starts(graph: Graph, groups: Sequence[OperatorGroup]) -> list[int] | None:
+    """Return the place in the file at which each group after the first begins; None where file and trace differ."""
+    wanted = [group.features for group in groups[1:]]
+    places = [place for place, node in enumerate(graph.nodes.values()) if node.op_type in FAMILY]
+    starts, next_head = [], 0
+    for item in wanted:
+        if item is None or next_head >= len(places):
+            return None
+        starts.append(places[next_head])
+        next_head += _NODES.get(item.group, 1)
+    return starts if next_head == len(places) else None
