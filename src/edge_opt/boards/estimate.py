@@ -153,7 +153,9 @@ def _predicted(
 ) -> Prediction:
     """Return what the model takes on one target; `items` and `work` are its layers, read once for all targets."""
     if target.calibration is not None:
-        predicted = predict(profile, target.calibration, precision)
+        kernels = target.kernels
+        asked = (None, None) if kernels is None else (kernels.runtime, kernels.threads)
+        predicted = predict(profile, target.calibration, precision, *asked)
         return _with_energies(predicted, items, None, bool(profile.unpriced))
     check_asked(profile, precision, engine)
     predicted = _from_platform(profile, target, work) or _from_roofline(

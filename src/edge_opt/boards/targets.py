@@ -32,10 +32,11 @@ from edge_opt.boards.platform_file import (
     untimed_platform,
 )
 from edge_opt.calibration.calibration_file import calibration_from, load_calibration
+from edge_opt.calibration.predict import calibrated_runtime
 from edge_opt.calibration.self_check import carried
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.records.devices import Bandwidth, DeviceSpec, Figure, Peak
-from edge_opt.records.predictions import Calibration
+from edge_opt.records.predictions import Calibration, RuntimeCalibration
 
 HOST = "host"
 _DEVICE_NAME = re.compile(r"[a-z0-9.-]+")
@@ -46,12 +47,14 @@ class ResolvedTarget:
     """A target with what answers for it: its calibration, else its fitted platform, else the roofline of its figures.
 
     `name` is that of the target in results: the platform's where a platform was named, else the device's or machine's.
+    `kernels` are of another runtime than eager torch on a calibrated machine.
     """
 
     name: str
     spec: DeviceSpec
     platform: Platform | None = None
     calibration: Calibration | None = None
+    kernels: RuntimeCalibration | None = None
 
 
 TFLITE_RUNTIMES = ("xnnpack", "tflite", "tflm", "tflm-reference", "tinyengine")
@@ -119,8 +122,9 @@ def resolve_target(
         check_whole("threads", threads)
     named = named_target(target)
     if isinstance(named, Calibration):
-        _check_calibration(named, runtime, threads)
-        return ResolvedTarget(named.name, calibrated_device(named), calibration=named)
+        kernels = calibrated_runtime(named, precision, runtime, threads)
+        name = named.name if kernels is None else f"{named.name}/{kernels.name}"
+        return ResolvedTarget(name, calibrated_device(named), calibration=named, kernels=kernels)
     if isinstance(named, Platform):
         _check_platform(named, precision, engine, runtime, threads)
         return ResolvedTarget(named.name, _device_of(named), named)
@@ -399,19 +403,6 @@ def _without_figures(platform: Platform) -> DeviceSpec:
         ram_bytes=sizes, flash_bytes=None, bandwidths=(), peaks=(), powers=(), overhead_s=None, latencies=(),
         bandwidth_unknown="only times of whole models are known of it", note=note, origin=platform.source,
     )  # fmt: skip
-
-
-def _check_calibration(calibration: Calibration, runtime: str | None, threads: int | None) -> None:
-    name, calibrated = calibration.name, calibration.machine.threads
-    if runtime is not None:
-        raise InvalidInput(
-            f"runtime is {runtime!r}, and {name} was calibrated with torch; leave the runtime out for it"
-        )
-    if threads not in (None, calibrated):
-        raise InvalidInput(
-            f"threads is {threads}, and {name} was calibrated with {calibrated}; calibrate it again "
-            f"with --threads {threads}, or leave them out"
-        )
 
 
 def _check_platform(

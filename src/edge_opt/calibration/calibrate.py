@@ -6,7 +6,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from edge_opt._support.checks import check_threads, is_number
 from edge_opt._support.files import check_writable
 from edge_opt._support.progress import report_progress, show_progress
-from edge_opt.calibration.calibration_file import host_file, save_calibration
+from edge_opt.calibration.calibration_file import host_file, load_calibration, save_calibration
 from edge_opt.calibration.operator_bench import (
     ReferenceMeasurement,
     Runnable,
@@ -32,7 +32,7 @@ from edge_opt.calibration.operator_bench import (
     visit_reference,
 )
 from edge_opt.calibration.operator_draws import is_warm, plan
-from edge_opt.calibration.predict import GROUPS, OperatorTimes, describe
+from edge_opt.calibration.predict import GROUPS, OperatorTimes, describe, scales_of
 from edge_opt.calibration.quiet_clock import ReferenceKernel, SampleClock
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.calibration.self_check import checked
@@ -166,10 +166,12 @@ _CHECK_SHARE = 0.97
 
 def calibrate(
     *,
-    threads: int | None = None,
+    threads: int | Sequence[int] | None = None,
     seconds: float = 110.0,
     path: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    runtimes: Sequence[str] = ("torch",),
+    precisions: Sequence[Precision] = ("fp32",),
 ) -> Calibration:
     """Measure this machine for predictions, and save the calibration.
 
@@ -178,22 +180,45 @@ def calibrate(
     factor that is common to them is taken out, and what is left is the expected error.
 
     Args:
-        threads: Threads that torch uses; default: its own number. Predictions hold for that number.
-        seconds: Seconds of CPU time at most; more time measures more operators.
+        threads: Threads of torch; default: its own number. Predictions hold for that number. Of several, torch has the
+            first, and other runtimes are calibrated with each.
+        seconds: Seconds of CPU time at most, for each platform; more time measures more operators.
         path: The file to write; without it, it becomes the host's own, which `target="host"` finds.
         progress: Whether to show on a terminal what is measured.
+        runtimes: "torch" for eager torch, "onnxruntime", "openvino". Without "torch" they are added to the calibration
+            that the file has; where it has none, torch comes first. Small nets are converted and profiled.
+        precisions: Of the other runtimes: fp32, int8.
     """
     if not is_number(seconds) or not 1 <= seconds <= MOST_SECONDS:
         raise InvalidInput(f"seconds is {seconds!r}; it must be a number from 1 to {MOST_SECONDS:g}")
-    check_threads(threads)
+    counts = [threads] if threads is None or isinstance(threads, int) else list(threads)
+    for count in counts:
+        check_threads(count)
+    others = [name for name in runtimes if name != "torch"]
+    if others:
+        from edge_opt.runtimes.calibrate_runtimes import calibrate_runtimes, check_platforms
+
+        check_platforms(others, precisions)
     target = Path(path) if path is not None else host_file()
     check_writable(target)
     busy = busy_remark()
     if busy is not None:
         warnings.warn(f"{busy}; disturbed rounds are repeated, and the file says so", stacklevel=2)
-    with undisturbed(threads), show_progress() if progress else nullcontext():
-        calibration = replace(_measured(seconds), remarks=() if busy is None else (busy,))
-    save_calibration(calibration, target)
+    eager_threads = counts[0] if counts else None
+    with undisturbed(eager_threads), show_progress() if progress else nullcontext():
+        if "torch" in runtimes or not target.is_file():
+            calibration = replace(_measured(seconds), remarks=() if busy is None else (busy,))
+            # What was measured is kept, whatever becomes of the other runtimes.
+            save_calibration(calibration, target)
+        else:
+            calibration = load_calibration(target)
+        if others:
+            wanted = [count or torch.get_num_threads() for count in counts]
+            added = calibrate_runtimes(scales_of(calibration), others, precisions, wanted, seconds)
+            names = {item.name for item in added}
+            kept = (item for item in calibration.runtimes if item.name not in names)
+            calibration = replace(calibration, runtimes=(*kept, *added))
+            save_calibration(calibration, target)
     return calibration
 
 

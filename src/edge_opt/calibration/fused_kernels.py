@@ -11,15 +11,33 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edge_opt.calibration.operator_bench import reuse_distances
-from edge_opt.calibration.predict import Array, BoostedTrees, OperatorFeatures, Scales, describe
+from edge_opt.calibration.predict import (
+    NINE_IN_TEN,
+    Array,
+    BoostedTrees,
+    OperatorFeatures,
+    Scales,
+    describe,
+    differences,
+    scales_of,
+)
 from edge_opt.cost.rules import price
 from edge_opt.records.costs import Trace
-from edge_opt.records.predictions import KernelGroupSample
+from edge_opt.records.devices import Bound
+from edge_opt.records.predictions import (
+    AssumedKernels,
+    Calibration,
+    KernelGroupSample,
+    LayerPrediction,
+    Prediction,
+    RuntimeCalibration,
+)
+from edge_opt.records.profiles import ModelProfile
 
 HEADS = ("conv", "depthwise", "matmul", "attention", "recurrent")
 # Pairs of operators with fewer samples have the cost of the second operator, whatever comes before it.
@@ -27,6 +45,9 @@ _LEAST_PAIRS = 8
 _LEAST_S = 1e-6
 _SWEEPS = 60  # of coordinate descent
 _ANY = "any operator"
+_DOUBTFUL = 0.5  # deviation of a head that was never sampled
+_LAYER_DEVIATION = 0.25
+_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +267,89 @@ def nonnegative_costs(rows: Array, seconds: Array) -> Array:
             left -= scaled[:, column] * (new - costs[column])
             costs[column] = new
     return costs
+
+
+_learned: dict[int, tuple[RuntimeCalibration, GroupTimes]] = {}
+
+
+def group_times(platform: RuntimeCalibration) -> GroupTimes:
+    """Return the times learned from a runtime's samples; learned once while it is in use."""
+    if id(platform) not in _learned:
+        _learned[id(platform)] = (platform, GroupTimes(platform.samples))
+    return _learned[id(platform)][1]
+
+
+def predicted_kernels(profile: ModelProfile, calibration: Calibration, platform: RuntimeCalibration) -> Prediction:
+    """Predict what a model would take in a calibrated runtime, with a 90 % interval, without converting or running it.
+
+    Args:
+        profile: The model and its inputs.
+        calibration: The machine.
+        platform: The runtime there, in a precision and with a number of threads.
+    """
+    trace = profile.trace
+    times = group_times(platform)
+    groups = groups_of(trace, scales_of(calibration))
+    heads_s, tails_s = platform.check.factor * times.heads_s(groups), times.tails_s(groups)
+    own_s, compute_s, memory_s = np.zeros(len(trace.modules)), 0.0, 0.0
+    is_outside = [times.is_outside(group) for group in groups]
+    doubtful_modules: set[int] = set()
+    doubtful_s = 0.0
+    assumed: dict[str, AssumedKernels] = {}
+    for group, head_s, tail_s, outside in zip(groups, heads_s, tails_s, is_outside, strict=True):
+        scaled = [platform.check.factor * seconds for seconds in tail_s]
+        if group.head is not None and group.features is not None:
+            own_s[trace.ops[group.head].module] += head_s
+            compute_s += group.features.compute_s
+            memory_s += group.features.memory_s
+        for index, seconds in zip(group.tail, scaled, strict=True):
+            own_s[trace.ops[index].module] += seconds
+        memory_s += sum(scaled)
+        whole_s = float(head_s) + sum(scaled)
+        if outside and group.head is not None:
+            doubtful_s += whole_s
+            doubtful_modules.add(trace.ops[group.head].module)
+        kernels, converting = times.kernels_of(group) or ((), 0)
+        before = assumed.get(group.pattern, AssumedKernels(group.pattern, kernels, converting, 0, 0.0))
+        assumed[group.pattern] = replace(before, count=before.count + 1, seconds=before.seconds + whole_s)
+    seconds = float(own_s.sum())
+    deviation = math.hypot(platform.check.deviation, _DOUBTFUL * doubtful_s / seconds if seconds else 0.0)
+    factor, part = math.exp(NINE_IN_TEN * deviation), math.exp(NINE_IN_TEN * max(_LAYER_DEVIATION, deviation))
+    bound: Bound = "compute" if compute_s >= memory_s else "memory"
+    layers = tuple(
+        LayerPrediction(
+            module.index, module.path, module.kind, float(own), float(own) / part, float(own) * part, bound,
+            is_outside=module.index in doubtful_modules,
+        )
+        for module, own in zip(trace.modules, own_s, strict=True)
+    )  # fmt: skip
+    outside_ops = (trace.signatures[trace.ops[group.head].signature].op
+                   for group, outside in zip(groups, is_outside, strict=True)
+                   if outside and group.head is not None)  # fmt: skip
+    fused = tuple(sorted((item for item in assumed.values() if item.operators), key=lambda item: -item.seconds))
+    return Prediction(
+        target=f"{calibration.name}/{platform.name}",
+        basis="calibrated",
+        precision=platform.precision,
+        seconds=seconds,
+        low=seconds / factor,
+        high=seconds * factor,
+        bound=bound,
+        layers=layers,
+        outside=tuple(dict.fromkeys(outside_ops)),
+        energies=(),
+        remarks=(*differences(calibration, platform.threads), _in_words(fused), *platform.remarks),
+        kernels=fused,
+    )
+
+
+def _in_words(kernels: Sequence[AssumedKernels]) -> str:
+    """Say what is assumed to be fused, the groups that take longest first, and how many kernels only convert."""
+    known = [item for item in kernels if item.kernels]
+    total = sum(item.count * len(item.kernels) for item in known)
+    converting = sum(item.count * item.converting for item in known)
+    shown = "; ".join(
+        f"{item.operators} -> {' + '.join(item.kernels) or 'nothing'} ({item.count} ×)" for item in known[:_SHOWN]
+    )
+    only = f"; {converting} of {total} kernels only convert or reorder" if converting else ""
+    return f"not converted: kernels are assumed as in similar groups of sampled nets: {shown}{only}"

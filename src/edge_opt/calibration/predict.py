@@ -18,10 +18,16 @@ from edge_opt.errors import InvalidInput
 from edge_opt.measuring.machine import read_environment
 from edge_opt.records.costs import ModuleCall, OpSignature, TensorInfo, Trace
 from edge_opt.records.devices import Bound, Precision
-from edge_opt.records.predictions import Calibration, LayerPrediction, OperatorSample, Prediction
+from edge_opt.records.predictions import (
+    Calibration,
+    LayerPrediction,
+    OperatorSample,
+    Prediction,
+    RuntimeCalibration,
+)
 from edge_opt.records.profiles import ModelProfile
 
-_NINE_IN_TEN = 1.645  # standard deviations of a normal error
+NINE_IN_TEN = 1.645  # standard deviations of a normal error
 _NEGLIGIBLE = 1e-3
 _OUTSIDE = 3.0  # how much wider an operator's interval is where nothing like it was sampled
 _UNKNOWN = 0.3
@@ -399,7 +405,13 @@ def operator_times(calibration: Calibration) -> OperatorTimes:
     return _learned[id(calibration)][1]
 
 
-def predict(profile: ModelProfile, calibration: Calibration, precision: Precision = "fp32") -> Prediction:
+def predict(
+    profile: ModelProfile,
+    calibration: Calibration,
+    precision: Precision = "fp32",
+    runtime: str | None = None,
+    threads: int | None = None,
+) -> Prediction:
     """Predict what the profiled model would take on the calibrated machine, with a 90 % interval; nothing is run.
 
     Operators unlike anything that was sampled are named in `outside`, and make the interval wider. Layers add up to the
@@ -408,13 +420,15 @@ def predict(profile: ModelProfile, calibration: Calibration, precision: Precisio
     Args:
         profile: The model and its inputs.
         calibration: The machine.
-        precision: Only fp32: a calibration has no operator times at other precisions.
+        precision: Type of the numbers; eager torch is calibrated at fp32, other runtimes as `calibrate` was asked.
+        runtime: Such as "onnxruntime"; default: eager torch at fp32, else the calibrated one with the smallest error.
+        threads: Of that runtime; default: as many as it was calibrated with.
     """
-    if precision != "fp32":
-        raise InvalidInput(
-            f"precision is {precision!r}, and a calibration has operator times at fp32 only; "
-            "edge_opt.boards.targets.calibrated_device(calibration) gives a roofline at the others"
-        )
+    platform = calibrated_runtime(calibration, precision, runtime, threads)
+    if platform is not None:
+        from edge_opt.calibration.fused_kernels import predicted_kernels
+
+        return predicted_kernels(profile, calibration, platform)
     trace = profile.trace
     forward = _timed_forward(trace, calibration)
     own: list[list[int]] = [[] for _ in trace.modules]
@@ -425,7 +439,7 @@ def predict(profile: ModelProfile, calibration: Calibration, precision: Precisio
     outside = [index for index in range(len(trace.ops)) if forward.is_outside[index]]
     # Wholes are off by so much where nothing is outside; what is outside adds its own.
     deviation = math.hypot(calibration.deviation, forward.error_s(outside) / seconds if seconds else 0.0)
-    factor = math.exp(_NINE_IN_TEN * deviation)
+    factor = math.exp(NINE_IN_TEN * deviation)
     disturbed = (f"the calibration was disturbed: {remark}" for remark in calibration.remarks)
     note = "" if calibration.check is None else calibration.check.note
     return Prediction(
@@ -440,6 +454,29 @@ def predict(profile: ModelProfile, calibration: Calibration, precision: Precisio
         outside=tuple(dict.fromkeys(trace.signatures[trace.ops[index].signature].op for index in outside)),
         energies=(),
         remarks=(*differences(calibration), *disturbed, *filter(None, [note]), *_fresh_memory(trace, calibration)),
+    )
+
+
+def calibrated_runtime(
+    calibration: Calibration, precision: str, runtime: str | None, threads: int | None
+) -> RuntimeCalibration | None:
+    """Return what answers for a runtime on a calibrated machine; None: eager torch. What was not sampled is refused."""
+    eager = calibration.machine.threads
+    if precision == "fp32" and runtime in (None, "torch") and threads in (None, eager):
+        return None
+    fitting = [
+        item
+        for item in calibration.runtimes
+        if item.precision == precision and runtime in (None, item.runtime) and threads in (None, item.threads)
+    ]
+    if fitting:
+        # As many threads as torch was calibrated with come first.
+        return min(fitting, key=lambda item: (item.threads != eager, item.check.expected_error))
+    known = ", ".join([f"torch/fp32, threads: {eager}", *(item.name for item in calibration.runtimes)])
+    wanted = "/".join(filter(None, [runtime, precision])) + ("" if threads is None else f", threads: {threads}")
+    raise InvalidInput(
+        f"{calibration.name} was not calibrated for {wanted}; it has {known}. `edge-opt calibrate --runtime "
+        "onnxruntime,openvino --precision fp32,int8 --threads N` adds others"
     )
 
 
@@ -483,7 +520,7 @@ class _TimedForward:
         overheads = self.overheads
         seconds = overheads.module_s + math.fsum(float(self.seconds[index]) + overheads.operator_s for index in indices)
         # Operators of one layer are of one kind, and err together.
-        factor = math.exp(_NINE_IN_TEN * self.error_s(indices) / seconds) if seconds else 1.0
+        factor = math.exp(NINE_IN_TEN * self.error_s(indices) / seconds) if seconds else 1.0
         return LayerPrediction(
             module=module.index,
             path=module.path,
@@ -524,8 +561,11 @@ def _fresh_memory(trace: Trace, calibration: Calibration) -> Iterator[str]:
         )
 
 
-def differences(calibration: Calibration) -> Iterator[str]:
-    """Name what the calibration was made with that is different here, one sentence each; none on the machine itself."""
+def differences(calibration: Calibration, threads: int | None = None) -> Iterator[str]:
+    """Name what the calibration was made with that is different here, one sentence each; none on the machine itself.
+
+    `threads` are those of a runtime that has its own; None: torch's, which are compared.
+    """
     here, there = read_environment(), calibration.machine
     if (here.cpu, here.cores, here.system.split()[0]) != (there.cpu, there.cores, there.system.split()[0]):
         yield (
@@ -535,7 +575,7 @@ def differences(calibration: Calibration) -> Iterator[str]:
         return
     if here.torch != there.torch:
         yield f"the calibration was made with torch {there.torch}, and this is {here.torch}; calibrate again"
-    if here.threads != there.threads:
+    if threads is None and here.threads != there.threads:
         yield (
             f"the calibration was made with {there.threads} thread(s), and torch now uses {here.threads}; "
             f"the figures are for {there.threads}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from typer import Argument
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from edge_opt.boards.class_costs import ModelWork
     from edge_opt.boards.platform_file import Platform
     from edge_opt.boards.platforms import Suggestion
-    from edge_opt.records.devices import DeviceSpec
-    from edge_opt.records.predictions import Calibration
+    from edge_opt.records.devices import DeviceSpec, Precision
+    from edge_opt.records.predictions import Calibration, SelfCheck
     from edge_opt.records.profiles import ModelProfile
     from edge_opt.report.sheets import Sheet
 
@@ -258,34 +258,53 @@ def _plain(platform: Platform, path: Path, next_nets: Sequence[Suggestion], file
 
 def calibrate(
     output: Path | None = option(None, "-o, --output FILE", "File to write (.json). Default: this host's own."),
-    threads: int | None = option(None, "N", "Threads to measure with. Default: torch.get_num_threads()."),
-    seconds: float = option(110.0, "S", "CPU seconds it may take, at most 120."),
+    threads: str | None = option(None, "N,...", "Threads to measure with. Default: torch.get_num_threads()."),
+    seconds: float = option(110.0, "S", "CPU seconds for each platform, at most 120."),
+    runtime: str = option("torch", "NAME,...", "Runtimes: torch (eager), onnxruntime, openvino."),
+    precision: str = option("fp32", "NAME,...", "Precisions of runtimes other than torch: fp32, int8."),
     measure_on: str | None = option(None, "USER@HOST", "Calibrate this board over ssh. Default: this machine."),
 ) -> None:
     """Measure this machine, or a board: bandwidth, peaks, overheads, and thousands of operators.
 
     \b
     edge-opt calibrate
-    edge-opt calibrate --threads 1 -o board.json
+    edge-opt calibrate --runtime onnxruntime,openvino --precision fp32,int8
     edge-opt calibrate --measure-on pi@raspberrypi -o board.json
 
-    Let no other program run meanwhile. The file can be copied to another machine and used there as --target. With
-    --measure-on, edge-opt and torch must be installed on the board.
+    The machine may be in use: disturbed rounds are repeated. The file can be copied to another machine and used there
+    as --target. With --measure-on, edge-opt and torch must be installed on the board.
     """
     import edge_opt as eo
     from edge_opt.calibration.calibration_file import host_file
 
     if output is not None and output.suffix != ".json":
         raise InvalidInput(f"--output is {str(output)!r}; a calibration is a .json file")
+    counts = [_whole("--threads", text) for text in _listed(threads or "")]
+    runtimes, precisions = _listed(runtime), _listed(precision)
     if measure_on is not None:
-        done = _calibrate_board(measure_on, output, threads, seconds)
+        if len(counts) > 1 or runtimes != ["torch"]:
+            raise InvalidInput("--measure-on calibrates torch with one number of threads; run the command on the board")
+        done = _calibrate_board(measure_on, output, counts[0] if counts else None, seconds)
     else:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print_status(f"warning: {message}")
-            done = eo.calibrate(threads=threads, seconds=seconds, path=output)
+            chosen = cast("list[Precision]", precisions)
+            done = eo.calibrate(
+                threads=counts or None, seconds=seconds, path=output, runtimes=runtimes, precisions=chosen
+            )
     print_record(done, "calibrated", _calibrated_figures)
     print_status(f"saved to {output or host_file()}")
     print_status(f"use it: edge-opt profile MODEL --target {output or 'host'}")
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise InvalidInput(f"{name} is {text!r}; expected whole numbers such as 1 or 1,2")
+    return int(text)
 
 
 def _calibrate_board(address: str, output: Path | None, threads: int | None, seconds: float) -> Calibration:
@@ -302,6 +321,16 @@ def _calibrate_board(address: str, output: Path | None, threads: int | None, sec
     print_status(f"calibrating {board.host}; it takes about {seconds:g} s, and nothing else should run there")
     write_whole(output, board.calibrate(threads, seconds).decode("utf-8"))
     return load_calibration(output)
+
+
+def _check_figures(check: SelfCheck) -> dict[str, float]:
+    return {
+        "factor": check.factor,
+        "factor_low": check.low,
+        "factor_high": check.high,
+        "expected_error": check.expected_error,
+        "nets": len(check.nets),
+    }
 
 
 def _calibrated_figures(done: Calibration) -> dict[str, object]:
@@ -321,6 +350,8 @@ def _calibrated_figures(done: Calibration) -> dict[str, object]:
         "overhead_per_operator_s": done.overhead_per_operator_s,
         "overhead_per_module_s": done.overhead_per_module_s,
         "error_of_held_out_models": done.whole_deviation,
+        "self_check": None if done.check is None else _check_figures(done.check),
+        "runtimes": {item.name: _check_figures(item.check) for item in done.runtimes},
         **({"remarks": list(done.remarks)} if done.remarks else {}),
     }
 

@@ -82,7 +82,7 @@ _GROUPS = {
     "Device": "name time like export",
     "Model": "model models subject sources host file inputs batch isolate mode weights data prompt context kv",
     "Budget": "budget baseline max_increase",
-    "Target": "target no_host_timing precision runtime engine ram battery every idle_uw split no_flash core",
+    "Target": "target no_host_timing no_skip precision runtime engine ram battery every idle_uw split no_flash core",
     "Run": "config folder root path force settings prune metric loss fair metric_direction seeds",
     "Pruning": "ratio macs_target latency_target importance ignore round_to seed",
     "Quantization": "scheme keep_float calibration calibration_batches",

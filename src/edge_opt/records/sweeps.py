@@ -395,6 +395,21 @@ class TargetWinner(Record):
 
 
 @record
+class SkippedCandidate(Record):
+    """A candidate that was predicted to miss a latency budget."""
+
+    candidate: Candidate = field("The candidate.")
+    metric: str = field('The latency that the budget limits, such as "target_latency_ms".')
+    seconds: float = field("Its predicted latency.")
+    low_s: float = field("Lower end of the 90 % interval: with 95 % confidence it takes longer.")
+    high_s: float = field("Upper end of that interval.")
+    limit_s: float = field("The budget.")
+    reason: str = field("Why it is skipped.")
+    is_built: bool = field("Whether it was built all the same, to check the skipping.", default=False)
+    is_right: bool | None = field("Whether it then missed the budget; None: not built.", default=None)
+
+
+@record
 class SweepResult(Shown):
     """Every candidate with its result."""
 
@@ -411,10 +426,23 @@ class SweepResult(Shown):
     explanation: Explanation | None = field(
         "Why the winner is not faster on the target; None: no target, or not known.", default=None
     )
+    skipped: tuple[SkippedCandidate, ...] = field("Predicted to miss a latency budget.", default=())
+
+    @property
+    def skipping(self) -> str:
+        """How many candidates were skipped, and how right that was where they were built all the same; "" if none."""
+        if not self.skipped:
+            return ""
+        checked = [item for item in self.skipped if item.is_right is not None]
+        right = sum(bool(item.is_right) for item in checked)
+        unbuilt = sum(not item.is_built for item in self.skipped)
+        text = f"{unbuilt} skipped, predicted to miss a latency budget with 95 % confidence"
+        return f"{text}; of {len(checked)} built all the same {right} missed it" if checked else text
 
     def _brief(self) -> str:
         best = next((f"best {it.candidate.title}" for it in self.trials if it.candidate.key == self.best), "no winner")
         counts = f"{len(self.accepted)} accepted, {len(self.rejected)} rejected, {len(self.failed)} failed"
+        counts += f", {self.skipping}" if self.skipped else ""
         return f"{self.name}: {len(self.trials)} candidates, {counts}; {best}"
 
     @property

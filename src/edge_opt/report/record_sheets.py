@@ -22,7 +22,7 @@ from edge_opt.records.conversions import Agreement, Converted, RunnerProfile
 from edge_opt.records.costs import Reconciliation
 from edge_opt.records.devices import BatchFit, Roofline
 from edge_opt.records.measurements import Comparison, Diagnosis, Latency, LayerLatencies, Measurement
-from edge_opt.records.predictions import Calibration, DeviceMemory, LatencyRatio, MemoryNeed, Prediction
+from edge_opt.records.predictions import Calibration, DeviceMemory, LatencyRatio, MemoryNeed, Prediction, SelfCheck
 from edge_opt.records.sweeps import SweepStatus
 from edge_opt.report import (
     checks,
@@ -193,6 +193,16 @@ def _runner(profile: RunnerProfile) -> Sheet:
     return Sheet(title, (columns,), tuple(others(profile.kernels, "kernels")))
 
 
+def _checks(name: str, check: SelfCheck) -> list[tuple[str, str]]:
+    """Return what the whole nets of a self-check say: the expected error, and the common factor that was taken out."""
+    interval = f"{check.low:.3f} to {check.high:.3f}"
+    error = units.percent(check.expected_error)
+    return [
+        (f"Expected error, {name}", f"{error} in the median ({len(check.nets)} whole nets held out)"),
+        (f"Common factor, {name}", f"{check.factor:.3f} (90 % interval {interval}), taken out"),
+    ]
+
+
 @sheet(Calibration)
 def _calibration(calibration: Calibration) -> Sheet:
     machine = calibration.machine
@@ -209,6 +219,8 @@ def _calibration(calibration: Calibration) -> Sheet:
         ("Overhead", f"{units.duration(calibration.overhead_per_operator_s)} per operator"),
         ("Samples", f"{len(calibration.samples)} operators, {len(calibration.references)} runs of models"),
         ("Error", f"{units.percent(calibration.whole_deviation)} off on models that were held out"),
+        *(() if calibration.check is None else _checks("torch/fp32", calibration.check)),
+        *(note for item in calibration.runtimes for note in _checks(item.name, item.check)),
     )
     title = f"calibration of {calibration.name}, {calibration.created}"
     return Sheet(title, (columns,), (*notes, *remarks(calibration.remarks)))

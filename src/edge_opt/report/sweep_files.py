@@ -319,7 +319,11 @@ def conclusion(result: SweepResult, file: str | Path | None = None, report: Path
     notes += [("Undecided", text) for text in _undecided_lines(result)]
     if result.speedup is not None:
         notes.append(("Breakdown" if parts else "Speedup", f"{parts}{'; ' * bool(parts)}{conditions(result)}"))
-    notes += [("Constraints", ", ".join(result.constraints)), ("Report", "" if report is None else str(report))]
+    notes += [
+        ("Constraints", ", ".join(result.constraints)),
+        ("Skipped", result.skipping),
+        ("Report", "" if report is None else str(report)),
+    ]
     return Sheet(
         f"{result.name}: {len(result.trials)} candidates, {counts}{more}",
         (_trial_table(result, rows[:_SHOWN]), *([winner_table(result.winners)] if result.winners else [])),

@@ -193,6 +193,9 @@ class RunConfig(BaseModel):
     """Memory limit of one candidate in MiB, at least 256 for torch itself; null: no limit."""
     time_limit_s: Positive | None = setting(600.0, "search", sweep=True)
     """Time limit of one candidate in seconds."""
+    skip: bool = setting(True, "search", sweep=True)
+    """Leave out candidates whose predicted latency misses a budget with 95 % confidence; false builds all. It needs a
+    target, or a calibration of this machine for the runtimes."""
     sensitivity: bool = setting(False, "report")
     """Also measure the effect of pruning each layer alone."""
 

@@ -46,6 +46,7 @@ from edge_opt.run.config import (
 )
 from edge_opt.run.dependencies import digests, same_twice, sources_of
 from edge_opt.run.export_best import export_best
+from edge_opt.run.forecast import SkippingPlan, skipping_plan
 from edge_opt.run.job import WEIGHTS, Baseline, PipelineJob, preload, run_phase
 from edge_opt.run.model_and_data import ModelAndData, ScoreSummary, weights_from
 from edge_opt.run.run_summary import check_target, used_rounding
@@ -336,13 +337,17 @@ class _Run:
         # On a board or a target the baseline is the same model in the runtime there.
         eager = EAGER if board is None and not config.targets else replace(EAGER, runtime=config.used_runtimes[0])
         timer = FinalistTimer(job, self.root, self.on_event, board)
-        swept = Sweep(job, space, store, self.root, options, self.on_event)
+        wanted = options.candidates(space)
+        plan = SkippingPlan(wanted, ())
+        if board is None:
+            plan = skipping_plan(job, wanted, [*store.trials()], self.root, self.on_event)
+        swept = Sweep(job, space, store, self.root, options, self.on_event, plan.order)
         first = None if eager in space else eager
         if not config.targets:
             measurer = None if board is None else partial(measure_on_board, board, job)
-            return swept.run(first, compare=timer, measurer=measurer)
+            return plan.checked(swept.run(first, compare=timer, measurer=measurer))
         figurings = [TargetFiguring(config, self.root.absolute(), it, eager) for it in targets_by_pair(config)]
-        candidates = (eager, *options.candidates(space))
+        candidates = (eager, *wanted)
         figurings[0].learn(candidates, typed_times(config, candidates))
         is_timed_here = config.host_timing and board is None
         result = swept.run(
@@ -353,7 +358,8 @@ class _Run:
         )
         there = winners(result, figurings, options.budgets) if len(figurings) > 1 else ()
         why = figurings[0].explanation(result)
-        return replace(result, speedup=figurings[0].whole_speedup(result), winners=there, explanation=why)
+        speedup = figurings[0].whole_speedup(result)
+        return plan.checked(replace(result, speedup=speedup, winners=there, explanation=why))
 
     def _check_unchanged(self, source: ModelAndData, model: nn.Module) -> None:
         """Refuse a table in which some rows may be of another model: a file was edited while the sweep ran."""

@@ -140,7 +140,7 @@ def scale_of(metric: str, value: float) -> float:
     return 1.0 if metric in SHARES else abs(value)
 
 
-def _prune(
+def pruned_model(
     source: ModelAndData, splits: Splits, original: nn.Module, candidate: Candidate
 ) -> tuple[nn.Module, PruneSpec, list[str]]:
     """Return the candidate's model before training, its recipe, and the layers that lost less than requested."""
@@ -186,7 +186,7 @@ def _make_variant(
         model, remarks, epochs = trained.model, [*trained.remarks], trained.epochs
         spec = read_spec(trained.folder / SPEC_FILE)
     else:
-        model, spec, remarks = _prune(source, splits, original, candidate)
+        model, spec, remarks = pruned_model(source, splits, original, candidate)
     # Where nothing is pruned, fine-tuning would only be more training of the parent, and no faster.
     if config.fine_tune_epochs and (spec.kept or rounds or config.fair):
         lesson = _Training(source, splits, original, baseline if trains_longer(config) else None, rounds)

@@ -124,11 +124,15 @@ def run_sweep(
 
 
 class Sweep:
-    """A sweep in its folder: what is known so far, and how the rest is found. The caller holds the folder's lock."""
+    """A sweep in its folder: what is known so far, and how the rest is found. The caller holds the folder's lock.
+
+    `order` names the candidates to build, first things first; without it they are those of the space.
+    """
 
     def __init__(
-        self, job: Job, space: Space, store: Store, root: Path, options: SweepOptions, on_event: Listener
-    ) -> None:
+        self, job: Job, space: Space, store: Store, root: Path, options: SweepOptions, on_event: Listener,
+        order: Sequence[Candidate] | None = None,
+    ) -> None:  # fmt: skip
         # Child processes get paths that hold wherever they run.
         self._root = root.absolute()
         self._space = space
@@ -136,7 +140,7 @@ class Sweep:
         self._options = options
         self._tell = on_event
         self._budgets = options.budgets
-        self._candidates = options.candidates(space)
+        self._candidates = options.candidates(space) if order is None else tuple(order)
         limits = Limits(options.memory_limit_bytes, options.time_limit_s)
         self._spec = JobSpec(pickle_job(job), limits, options.retries, (type(job).__module__, *options.preload))
         self._figures: Figures = lambda trial: trial
@@ -180,7 +184,11 @@ class Sweep:
                 # The baseline comes first and is built here: everything else is compared with it.
                 local = LocalBuilders(self._spec, isolation, self._folder, self._tell)
                 [first] = self._run((reference,), local, measure)
-                rows = self._run(self._candidates, self._builders(isolation), measure)
+                self._run(self._candidates, self._builders(isolation), measure)
+                # Rows are in the order of the space, whatever was built first.
+                known = {candidate.key: self._known[candidate.key] for candidate in self._candidates}
+                chosen = self._options.candidates(self._space)
+                rows = tuple(known[candidate.key] for candidate in chosen if candidate.key in known)
                 result = _result(options.name, first, rows, self._budgets, options.use_ci)
                 finals = None if compare is None else compare(result, isolation, store)
                 result = self._settled(result, finals)
