@@ -7,7 +7,7 @@ There are two sets of models without a common family (benchmarks/unseen.py): met
 second is looked at once. Eager fp32 at batch 1 and 8; with --runtimes also ONNX Runtime and OpenVINO in fp32 and int8
 at batch 1, from files that are made in --files when they are missing. --load keeps half a core busy meanwhile.
 
-Measured: the least CPU time of single calls of one thread in several visits, models in turn, in a heap that keeps its
+Measured: the least CPU time of single calls of one thread in several visits, batches in turn, in a heap that keeps its
 memory, over the slowness of a reference kernel beside each visit. `--times` keeps what was measured, so that it can be
 run in pieces. Prints a table and writes benchmarks/results/prediction_accuracy_SET.json.
 """
@@ -299,8 +299,9 @@ def main(arguments: list[str] | None = None) -> None:
         if options.times is not None and options.times.exists():
             kept = json.loads(options.times.read_text(encoding="utf-8"))
         missing = [name for name in names if f"{name}|1" not in kept["measured"]]
-        kept["measured"] |= {f"{name}|{batch}": s for (name, batch), s in measured(missing, options.visits).items()}
-        _keep(kept, options.times)
+        for name in missing:
+            kept["measured"] |= {f"{name}|{batch}": s for (_, batch), s in measured([name], options.visits).items()}
+            _keep(kept, options.times)
         if options.runtimes:
             options.files.mkdir(parents=True, exist_ok=True)
             missing = [name for name in names if f"{name}|onnxruntime|fp32" not in kept["runtimes"]]

@@ -12,7 +12,7 @@ from torch import nn
 import edge_opt as eo
 from calibrations import imaginary
 from edge_opt.calibration.calibration_file import load_calibration, save_calibration
-from edge_opt.calibration.fused_kernels import GroupTimes, groups_of, sample_of
+from edge_opt.calibration.fused_kernels import GroupTimes, groups_of, pattern, sample_of
 from edge_opt.calibration.generated_networks import generated_networks
 from edge_opt.calibration.predict import scales_of
 from edge_opt.calibration.reference_networks import Reference
@@ -56,7 +56,7 @@ def calibrated() -> Calibration:
 
 def test_a_group_is_a_head_with_what_follows_it() -> None:
     groups = groups_of(trace(small(), (1, 3, 16, 16)), scales_of(imaginary()))
-    patterns = [group.pattern for group in groups]
+    patterns = [pattern(group.op, group.names) for group in groups]
     assert patterns == ["", "conv2d + batch_norm + relu + max_pool2d", "conv2d + hardswish", "linear"]
     heads = [group.head for group in groups]
     assert heads[0] is None and heads == sorted(heads, key=lambda place: -1 if place is None else place)
@@ -65,7 +65,7 @@ def test_a_group_is_a_head_with_what_follows_it() -> None:
 def test_heads_take_what_they_took_and_tails_their_bytes() -> None:
     times = GroupTimes(samples())
     groups = groups_of(trace(small(33), (1, 3, 16, 16)), scales_of(imaginary()))
-    [first] = [group for group in groups if "pool" in group.pattern]
+    [first] = [group for group in groups if "max_pool2d" in group.names]
     place = groups.index(first)
     # The pool reads and writes; norm and activation in front of it are part of the convolution.
     assert sum(times.tails_s(groups)[place]) == pytest.approx(first.sizes[2] / TAIL_BYTES_PER_S, rel=0.2)

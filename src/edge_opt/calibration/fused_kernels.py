@@ -61,10 +61,9 @@ class OperatorGroup:
     sizes: tuple[float, ...]
 
     @property
-    def pattern(self) -> str:
-        """Its operators in words, views left out: `convolution + batch_norm + relu`."""
-        own = () if self.features is None else (self.features.op,)
-        return " + ".join((*own, *(name for name in self.names if not name.startswith("view:"))))
+    def op(self) -> str:
+        """Operator of the head; "" without one."""
+        return "" if self.features is None else self.features.op
 
 
 def groups_of(trace: Trace, scales: Scales) -> list[OperatorGroup]:
@@ -128,14 +127,15 @@ class GroupTimes:
     """Learned from samples: seconds of the head and of the tail of a group, and the kernels that it becomes."""
 
     def __init__(self, samples: Sequence[KernelGroupSample]) -> None:
-        self._heads: dict[str, tuple[float, BoostedTrees]] = {}
+        self._heads: dict[str, BoostedTrees] = {}
+        usual = [0.0]
         for kind in HEADS:
             own = [item for item in samples if item.group == kind and item.head_s > 0]
             if len(own) >= _LEAST_PAIRS:
                 logs = np.array([math.log(item.head_s / item.estimate_s) for item in own])
-                rows = np.array([_head_row(item.numbers, item.tail) for item in own])
-                self._heads[kind] = (float(np.median(logs)), BoostedTrees(rows, logs))
-        self._usual = float(np.median([usual for usual, _ in self._heads.values()])) if self._heads else 0.0
+                self._heads[kind] = BoostedTrees(np.array([item.numbers for item in own]), logs)
+                usual.append(float(np.median(logs)))
+        self._usual = float(np.median(usual[1:] or usual))
         self._columns = _columns(samples)
         tails = [item for item in samples if item.tail]
         self._costs = np.zeros(2 * len(self._columns))
@@ -151,39 +151,38 @@ class GroupTimes:
         self._known = {(item.group, item.op) for item in samples if item.group}
         self._kernels: dict[str, Counter[tuple[tuple[str, ...], int]]] = {}
         for item in samples:
-            self._kernels.setdefault(_pattern(item), Counter())[item.kernels, item.converting] += 1
+            self._kernels.setdefault(pattern(item.op, item.tail), Counter())[item.kernels, item.converting] += 1
 
     def heads_s(self, groups: Sequence[OperatorGroup]) -> Array:
         """Return the seconds of the heads."""
         result = np.zeros(len(groups))
-        for kind in {group.features.group for group in groups if group.features is not None}:
+        for kind in HEADS:
             chosen = [index for index, group in enumerate(groups) if group.features and group.features.group == kind]
-            items = [groups[index].features for index in chosen]
-            estimates = np.array([0.0 if item is None else item.estimate_s for item in items])
+            items = [item for item in (groups[index].features for index in chosen) if item is not None]
+            if not items:
+                continue
+            logs = np.full(len(items), self._usual)
             if kind in self._heads:
-                rows = [_head_row(item.numbers, groups[index].names) for index, item in zip(chosen, items, strict=True)
-                        if item is not None]  # fmt: skip
-                result[chosen] = estimates * np.exp(self._heads[kind][1].predict(np.array(rows)))
-            else:
-                result[chosen] = estimates * math.exp(self._usual)
+                logs = self._heads[kind].predict(np.array([item.numbers for item in items]))
+            result[chosen] = [item.estimate_s for item in items] * np.exp(logs)
         return result
 
     def tails_s(self, groups: Sequence[OperatorGroup]) -> list[list[float]]:
         """Return the seconds of each operator of the tails; those that are fused into the head take none."""
-        rows = np.array([self._row(_op(group), group.names, group.sizes) for group in groups])
+        rows = np.array([self._row(group.op, group.names, group.sizes) for group in groups])
         estimates = rows @ self._costs
         factors = np.ones(len(groups))
         if self._trees is not None:
             numbers = [() if group.features is None else group.features.numbers for group in groups]
             features = [
-                self._tail_row(number, _op(group), group.names, group.sizes)
+                self._tail_row(number, group.op, group.names, group.sizes)
                 for number, group in zip(numbers, groups, strict=True)
             ]
             factors = np.exp(self._trees.predict(np.array(features)))
         seconds = []
         for group, estimate, factor in zip(groups, estimates, factors, strict=True):
             parts = [float(self._row_of(pair, size) @ self._costs)
-                     for pair, size in zip(_chain(_op(group), group.names), group.sizes, strict=True)]  # fmt: skip
+                     for pair, size in zip(_chain(group.op, group.names), group.sizes, strict=True)]  # fmt: skip
             total = max(float(estimate), _LEAST_S) * float(factor) if parts else 0.0
             whole = sum(parts)
             seconds.append([total * part / whole if whole else total / len(parts) for part in parts])
@@ -195,7 +194,7 @@ class GroupTimes:
 
     def kernels_of(self, group: OperatorGroup) -> tuple[tuple[str, ...], int] | None:
         """Return the kernels that the runtime mostly makes of such a group, and how many of them only convert."""
-        known = self._kernels.get(group.pattern)
+        known = self._kernels.get(pattern(group.op, group.names))
         return None if known is None else known.most_common(1)[0][0]
 
     def _row(self, op: str, tail: Sequence[str], sizes: Sequence[float]) -> Array:
@@ -221,21 +220,9 @@ class GroupTimes:
                 float(len(called)), float(len(tail) - len(called)), *head]  # fmt: skip
 
 
-def _op(group: OperatorGroup) -> str:
-    return "" if group.features is None else group.features.op
-
-
-def _pattern(sample: KernelGroupSample) -> str:
-    own = (sample.op,) if sample.op else ()
-    return " + ".join((*own, *(name for name in sample.tail if not name.startswith("view:"))))
-
-
-def _head_row(numbers: Sequence[float], tail: Sequence[str]) -> list[float]:
-    """Return the numbers of a head and what a kernel may fuse with it."""
-    own = [name for name in tail if not name.startswith("view:")]
-    first = own[1] if own[:1] == ["batch_norm"] and len(own) > 1 else own[0] if own else ""
-    return [*numbers, float(own[:1] == ["batch_norm"]), float("relu" in first), float(first == "add"),
-            float(first in ("silu", "hardswish", "gelu", "sigmoid", "hardtanh"))]  # fmt: skip
+def pattern(op: str, tail: Sequence[str]) -> str:
+    """Return operators in words, views left out: `conv2d + batch_norm + relu`."""
+    return " + ".join(name for name in (op, *tail) if name and not name.startswith("view:"))
 
 
 def _columns(samples: Sequence[KernelGroupSample]) -> dict[str, int]:
@@ -310,8 +297,9 @@ def predicted_kernels(profile: ModelProfile, calibration: Calibration, platform:
             doubtful_s += whole_s
             doubtful_modules.add(trace.ops[group.head].module)
         kernels, converting = times.kernels_of(group) or ((), 0)
-        before = assumed.get(group.pattern, AssumedKernels(group.pattern, kernels, converting, 0, 0.0))
-        assumed[group.pattern] = replace(before, count=before.count + 1, seconds=before.seconds + whole_s)
+        name = pattern(group.op, group.names)
+        before = assumed.get(name, AssumedKernels(name, kernels, converting, 0, 0.0))
+        assumed[name] = replace(before, count=before.count + 1, seconds=before.seconds + whole_s)
     seconds = float(own_s.sum())
     deviation = math.hypot(platform.check.deviation, _DOUBTFUL * doubtful_s / seconds if seconds else 0.0)
     factor, part = math.exp(NINE_IN_TEN * deviation), math.exp(NINE_IN_TEN * max(_LAYER_DEVIATION, deviation))

@@ -138,28 +138,27 @@ class ForecastJob:
         config, source = self.job.config, self.job.source
         splits = source.splits()
         parent = self.job.variant(splits, Candidate(0.0, "fp32", "torch")).model
-        profiles: dict[tuple[object, ...], ModelProfile] = {}
+        profiles: dict[tuple[Any, ...], ModelProfile] = {}
         reasons: dict[str, None] = {}
         forecasts: list[SkippedCandidate] = []
         budgets = latency_budgets(config)
         for candidate in self.candidates:
-            shape = (candidate.pruning, candidate.layer_pruning)
             try:
                 target = _target(config, candidate)
-                model = None
                 for budget in budgets:
-                    batch = {"latency_ms": None, "single_latency_ms": 1}.get(budget.metric, config.deploy_batch)
-                    if (*shape, batch) not in profiles:
-                        model = model or pruned_model(source, splits, parent, candidate)[0].eval()
+                    key = _profile_key(config, candidate, budget)
+                    if key not in profiles:
+                        model = pruned_model(source, splits, parent, candidate)[0].eval()
                         call = source.call(splits, model)
-                        inputs = example_inputs(call if batch is None else sized_call(call, batch))
-                        profiles[(*shape, batch)] = profile(model, inputs)
-                forecast = _tightest(candidate, target, config, budgets, profiles)
+                        inputs = example_inputs(call if key[-1] is None else sized_call(call, key[-1]))
+                        profiles[key] = profile(model, inputs)
+                forecasts += _tightest(candidate, target, config, budgets, profiles)
             except EdgeOptError as error:
                 reasons[str(error)] = None
-                continue
-            forecasts += [forecast] if forecast is not None else []
-        return {"forecasts": to_plain(forecasts), "reason": "; ".join([*reasons][:1]) if not forecasts else ""}
+        return {
+            "forecasts": [to_plain(item) for item in forecasts],
+            "reason": "; ".join([*reasons][:1]) if not forecasts else "",
+        }
 
 
 def _target(config: RunConfig, candidate: Candidate) -> ResolvedTarget:
@@ -172,29 +171,26 @@ def _target(config: RunConfig, candidate: Candidate) -> ResolvedTarget:
     return resolve_target("host", candidate.precision, runtime=candidate.runtime, threads=config.used_threads)
 
 
+def _profile_key(config: RunConfig, candidate: Candidate, budget: Budget) -> tuple[Any, ...]:
+    """Return what a profile depends on: the pruning and the batch, None for that of the data."""
+    batch = {"latency_ms": None, "single_latency_ms": 1}.get(budget.metric, config.deploy_batch)
+    return candidate.pruning, candidate.layer_pruning, batch
+
+
 def _tightest(
-    candidate: Candidate,
-    target: ResolvedTarget,
-    config: RunConfig,
-    budgets: Sequence[Budget],
-    profiles: Mapping[tuple[object, ...], ModelProfile],
-) -> SkippedCandidate | None:
-    """Return the forecast for the budget that the candidate misses most, or keeps with the least room."""
+    candidate: Candidate, target: ResolvedTarget, config: RunConfig, budgets: Sequence[Budget],
+    profiles: Mapping[tuple[Any, ...], ModelProfile],
+) -> list[SkippedCandidate]:  # fmt: skip
+    """Return the forecast for the budget that the candidate misses most, or keeps with the least room, if any."""
     forecasts = []
     for budget in budgets:
-        batch = {"latency_ms": None, "single_latency_ms": 1}.get(budget.metric, config.deploy_batch)
-        profiled = profiles[candidate.pruning, candidate.layer_pruning, batch]
-        [predicted] = predictions(profiled, [target], candidate.precision, config.target_threads)
-        if predicted.seconds is None or predicted.low is None or predicted.high is None:
-            continue
-        limit_s = budget.limit / 1e3
-        reason = (
-            f"{budget.text}: predicted {units.duration(predicted.seconds)} on {predicted.target}, 95 % confident of "
-            f"more than {units.duration(predicted.low)}"
-        )
-        forecasts.append(
-            SkippedCandidate(
-                candidate, budget.metric, predicted.seconds, predicted.low, predicted.high, limit_s, reason
+        profiled = profiles[_profile_key(config, candidate, budget)]
+        [it] = predictions(profiled, [target], candidate.precision, config.target_threads)
+        if it.seconds is not None and it.low is not None and it.high is not None:
+            reason = (
+                f"{budget.text}: predicted {units.duration(it.seconds)} on {it.target}, 95 % confident of more than "
+                f"{units.duration(it.low)}"
             )
-        )
-    return max(forecasts, key=lambda item: item.low_s / item.limit_s, default=None)
+            limit_s = budget.limit / 1e3
+            forecasts.append(SkippedCandidate(candidate, budget.metric, it.seconds, it.low, it.high, limit_s, reason))
+    return sorted(forecasts, key=lambda item: item.low_s / item.limit_s)[-1:]

@@ -34,7 +34,6 @@ from edge_opt.trace import trace
 
 RUNTIMES = ("onnxruntime", "openvino")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
-MOST_SECONDS = 120.0
 _GENERATED = 24
 _REPEATS = 12
 _LEAST_RUNS, _MOST_RUNS, _BLOCK_NS = 3, 12, 40_000_000
@@ -162,7 +161,9 @@ def _calibrated(platform: _Platform) -> RuntimeCalibration:
             measured, before = _measured(platform, net, batch, kernel, clock), best.get(key)
             if measured is not None and not measured.samples:
                 measured = None
-            best[key] = measured if before is None or measured is None else min(before, measured, key=_seconds)
+            best[key] = (
+                measured if before is None or measured is None else min(before, measured, key=lambda it: it.seconds)
+            )
     samples = [sample for measured in best.values() if measured is not None for sample in measured.samples]
     lost = [net for (net, _), measured in best.items() if measured is None]
     times = GroupTimes(samples)
@@ -192,10 +193,6 @@ class _MeasuredNet:
     seconds: float
     groups: list[OperatorGroup]
     samples: list[KernelGroupSample]
-
-
-def _seconds(measured: _MeasuredNet) -> float:
-    return measured.seconds
 
 
 def _measured(
