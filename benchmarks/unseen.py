@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from subjects import vision
+from subjects import torchvision_models, vision
 from torch import nn
 
 
@@ -38,6 +38,7 @@ _SIDES = {"mobilevit_xxs": 256, "fastvit_t8": 256, "crossvit_tiny_240": 240, "da
 
 def _timm(name: str) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
+        torchvision_models()  # timm imports torchvision
         import timm
 
         model: nn.Module = timm.create_model(name, pretrained=False)
