@@ -3,7 +3,8 @@
     python benchmarks/skipping.py
 
 Both sweeps are of the bundled network on its digits, for a Raspberry Pi 4, without timing on this machine. Prints the
-winner, the seconds of each, training of the baseline included, and how right the skipping was; writes benchmarks/results/skipping.json.
+winner, the seconds of each, training of the baseline included, and how right the skipping was; writes
+benchmarks/results/skipping.json.
 """
 
 from __future__ import annotations

@@ -148,5 +148,5 @@ def test_a_calibrated_machine_stands_beside_devices(calibration: Calibration) ->
 
 
 def test_a_precision_that_was_not_sampled_is_refused(calibration: Calibration) -> None:
-    with pytest.raises(InvalidInput, match="at fp32 only"):
+    with pytest.raises(InvalidInput, match="was not calibrated for int8"):
         eo.profile(nn.Linear(4, 4), (1, 4), target=calibration, precision="int8")

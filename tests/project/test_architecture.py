@@ -24,11 +24,12 @@ ORDER = (
 OLDER_APIS = {"model", "hardware", "metrics", "stream", "evaluation", "utils"}
 BASE = {"errors", "text", "units", "records", "_support"}
 # Against the order, on purpose and inside functions: people expect p.save() and p.device_memory() on the record itself,
-# `profile` reads saved profiles, a model of the Hub is built as language models are, and a page asks the catalogue for
+# `profile` reads saved profiles, `calibrate` also calibrates runtimes, a model of the Hub is built as language models
+# are, and a page asks the catalogue for
 # rooflines and budgets for the names of metrics.
 EXCEPTIONS = {
     ("records", "report"), ("records", "_support"), ("records", "boards"), ("profiling", "report"),
-    ("loading", "serving"),
+    ("loading", "serving"), ("calibration", "runtimes"),
 }  # fmt: skip
 # The older API writes pictures of its tables.
 FILE_EXCEPTIONS = {"edge_opt/hardware.py": {"report"}}

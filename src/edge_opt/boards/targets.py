@@ -31,9 +31,7 @@ from edge_opt.boards.platform_file import (
     timed_devices,
     untimed_platform,
 )
-from edge_opt.calibration.calibration_file import calibration_from, load_calibration
-from edge_opt.calibration.predict import calibrated_runtime
-from edge_opt.calibration.self_check import carried
+from edge_opt.calibration.calibration_file import calibrated_runtime, calibration_from, load_calibration
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.records.devices import Bandwidth, DeviceSpec, Figure, Peak
 from edge_opt.records.predictions import Calibration, RuntimeCalibration
@@ -157,6 +155,9 @@ def named_target(target: Target) -> DeviceSpec | Platform | Calibration:
     if isinstance(target, (Calibration, Platform)):
         return target
     if target == HOST:
+        # It imports torch, which names of devices do without.
+        from edge_opt.calibration.self_check import carried
+
         return carried(load_calibration())
     if isinstance(target, (str, os.PathLike)) and Path(target).suffix.lower() in SUFFIXES:
         return _from_file(Path(target))

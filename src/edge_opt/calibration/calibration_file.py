@@ -10,9 +10,9 @@ from typing import Any
 
 from edge_opt._support.files import config_folder, write_named
 from edge_opt._support.json import from_plain, read_document, to_plain
-from edge_opt.errors import CalibrationMissing, InvalidCalibration, UnreadableProfile
+from edge_opt.errors import CalibrationMissing, InvalidCalibration, InvalidInput, UnreadableProfile
 from edge_opt.records.costs import TensorInfo
-from edge_opt.records.predictions import Calibration
+from edge_opt.records.predictions import Calibration, RuntimeCalibration
 
 SCHEMA = "edge-opt calibration"
 # Version 1 had a layout of its own, and no work of the backward. It is refused: a new calibration takes two minutes,
@@ -81,3 +81,26 @@ def _contradiction(calibration: Calibration) -> str | None:
             if isinstance(tensor, TensorInfo) and bool(tensor.nbytes) != all(tensor.shape):
                 return f"samples[{position}] has an output of shape {list(tensor.shape)} and {tensor.nbytes} bytes"
     return None
+
+
+def calibrated_runtime(
+    calibration: Calibration, precision: str, runtime: str | None, threads: int | None
+) -> RuntimeCalibration | None:
+    """Return what answers for a runtime on a calibrated machine; None: eager torch. What was not sampled is refused."""
+    eager = calibration.machine.threads
+    if precision == "fp32" and runtime in (None, "torch") and threads in (None, eager):
+        return None
+    fitting = [
+        item
+        for item in calibration.runtimes
+        if item.precision == precision and runtime in (None, item.runtime) and threads in (None, item.threads)
+    ]
+    if fitting:
+        # As many threads as torch was calibrated with come first.
+        return min(fitting, key=lambda item: (item.threads != eager, item.check.expected_error))
+    known = ", ".join([f"torch/fp32, threads: {eager}", *(item.name for item in calibration.runtimes)])
+    wanted = "/".join(filter(None, [runtime, precision])) + ("" if threads is None else f", threads: {threads}")
+    raise InvalidInput(
+        f"{calibration.name} was not calibrated for {wanted}; it has {known}. `edge-opt calibrate --runtime "
+        "onnxruntime,openvino --precision fp32,int8 --threads N` adds others"
+    )

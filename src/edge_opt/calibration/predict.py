@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt import units
+from edge_opt.calibration.calibration_file import calibrated_runtime
 from edge_opt.calibration.operator_bench import Overheads, reuse_distances
 from edge_opt.cost.rules import price
-from edge_opt.errors import InvalidInput
 from edge_opt.measuring.machine import read_environment
 from edge_opt.records.costs import ModuleCall, OpSignature, TensorInfo, Trace
 from edge_opt.records.devices import Bound, Precision
@@ -23,7 +23,6 @@ from edge_opt.records.predictions import (
     LayerPrediction,
     OperatorSample,
     Prediction,
-    RuntimeCalibration,
 )
 from edge_opt.records.profiles import ModelProfile
 
@@ -454,29 +453,6 @@ def predict(
         outside=tuple(dict.fromkeys(trace.signatures[trace.ops[index].signature].op for index in outside)),
         energies=(),
         remarks=(*differences(calibration), *disturbed, *filter(None, [note]), *_fresh_memory(trace, calibration)),
-    )
-
-
-def calibrated_runtime(
-    calibration: Calibration, precision: str, runtime: str | None, threads: int | None
-) -> RuntimeCalibration | None:
-    """Return what answers for a runtime on a calibrated machine; None: eager torch. What was not sampled is refused."""
-    eager = calibration.machine.threads
-    if precision == "fp32" and runtime in (None, "torch") and threads in (None, eager):
-        return None
-    fitting = [
-        item
-        for item in calibration.runtimes
-        if item.precision == precision and runtime in (None, item.runtime) and threads in (None, item.threads)
-    ]
-    if fitting:
-        # As many threads as torch was calibrated with come first.
-        return min(fitting, key=lambda item: (item.threads != eager, item.check.expected_error))
-    known = ", ".join([f"torch/fp32, threads: {eager}", *(item.name for item in calibration.runtimes)])
-    wanted = "/".join(filter(None, [runtime, precision])) + ("" if threads is None else f", threads: {threads}")
-    raise InvalidInput(
-        f"{calibration.name} was not calibrated for {wanted}; it has {known}. `edge-opt calibrate --runtime "
-        "onnxruntime,openvino --precision fp32,int8 --threads N` adds others"
     )
 
 
