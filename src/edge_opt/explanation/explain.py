@@ -255,8 +255,8 @@ def explain(
 
     >>> import edge_opt as eo
     >>> from edge_opt.model import SmallCNN
-    >>> found = explain(eo.profile(SmallCNN(), (1, 1, 28, 28)), eo.profile(SmallCNN(8, 16), (1, 1, 28, 28)))
-    >>> print(found.headline)
+    >>> explanation = explain(eo.profile(SmallCNN(), (1, 1, 28, 28)), eo.profile(SmallCNN(8, 16), (1, 1, 28, 28)))
+    >>> print(explanation.headline)
     MACs fell by 71.9 % and bytes moved by 50.7 %; no times were given, so nothing is said about speed
     """
     old, new = (ModelVariant(each) if isinstance(each, ModelProfile) else each for each in (before, after))

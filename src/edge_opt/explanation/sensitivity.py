@@ -67,8 +67,8 @@ def sensitivity(
 
     >>> from edge_opt.model import SmallCNN
     >>> batch = torch.randn(8, 1, 28, 28), torch.zeros(8, dtype=torch.int64)
-    >>> found = sensitivity(SmallCNN(), [batch], prune=(0.5,))
-    >>> [(row.path, row.change, row.amount) for row in found.rows]
+    >>> result = sensitivity(SmallCNN(), [batch], prune=(0.5,))
+    >>> [(row.path, row.change, row.amount) for row in result.rows]
     [('conv1', 'prune', '0.5'), ('conv1', 'quantize', 'int8'), ('conv2', 'prune', '0.5'),
      ('conv2', 'quantize', 'int8'), ('classifier', 'quantize', 'int8')]
     """

@@ -26,7 +26,7 @@ from edge_opt.records.profiles import Budget, ModelProfile
 from edge_opt.records.sweeps import Candidate, SkippedCandidate, SweepResult, Trial
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import PipelineJob, run_phase
-from edge_opt.run.target_sweep import target_of, targets_by_pair
+from edge_opt.run.target_sweep import targets_by_pair
 from edge_opt.run.variants import pruned_model
 from edge_opt.search.sweep_progress import Listener, Notice
 from edge_opt.tasks.batches import example_inputs, sized_call
@@ -164,9 +164,9 @@ class ForecastJob:
 def _target(config: RunConfig, candidate: Candidate) -> ResolvedTarget:
     """Return what predicts a candidate: the target that decides, else this machine as it was calibrated."""
     if config.targets:
-        target = target_of(targets_by_pair(config)[0], (candidate.precision, candidate.runtime))
+        target = targets_by_pair(config)[0].get((candidate.precision, candidate.runtime))
         if target is None:
-            raise InvalidInput(f"no time of the target in {candidate.precision} is known")
+            raise InvalidInput(f"no time of the target in {candidate.precision} with {candidate.runtime} is known")
         return target
     return resolve_target("host", candidate.precision, runtime=candidate.runtime, threads=config.used_threads)
 

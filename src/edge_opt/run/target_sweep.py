@@ -382,7 +382,7 @@ def winners(
     result: SweepResult, figurings: Sequence[TargetFiguring], budgets: Sequence[Budget]
 ) -> tuple[TargetWinner, ...]:
     """Return the winner of each target: the same builds, judged by what they take there."""
-    found = []
+    chosen = []
     for figuring in figurings:
         rows = []
         for trial in map(figuring, result.trials):
@@ -396,8 +396,8 @@ def winners(
             chance = f" ({100 * own.probability:.0f} %)" if own.undecided and own.probability is not None else ""
             status = "accepted" if own.is_accepted else f"undecided{chance}"
         figures = None if own is None or own.metrics is None else own.metrics.target
-        found.append(TargetWinner(figuring.name, None if own is None else own.candidate, figures, status, why))
-    return tuple(found)
+        chosen.append(TargetWinner(figuring.name, None if own is None else own.candidate, figures, status, why))
+    return tuple(chosen)
 
 
 @dataclass(frozen=True)

@@ -93,11 +93,11 @@ _BODY = """
 method = Runtime.get().load_program(FOLDER / "model.pte").load_method("forward")
 # A file that takes one batch only is called for one after the other.
 size = min(method.metadata.input_tensor_meta(0).sizes()[0], len(inputs[0]))
-found = []
+results = []
 for start in range(0, len(inputs[0]) - size + 1, size):
     batch = [torch.from_numpy(value[start : start + size]) for value in inputs]
-    found.append(method.execute(batch)[0].float().numpy().copy())
-scores = np.concatenate(found)
+    results.append(method.execute(batch)[0].float().numpy().copy())
+scores = np.concatenate(results)
 """
 
 

@@ -111,8 +111,8 @@ _BODY = """
 interpreter = Interpreter(model_path=str(FOLDER / "model.tflite"))
 
 
-def ordered(found):
-    return [found[name] for name in sorted(found, key=lambda name: int(name.rpartition("_")[2]))]
+def ordered(results):
+    return [results[name] for name in sorted(results, key=lambda name: int(name.rpartition("_")[2]))]
 
 
 # The runner of the signature is not kept: nothing is allocated while somebody holds it.
@@ -123,7 +123,7 @@ size = max(int(ports[0]["shape_signature"][0]), 0) or len(inputs[0])
 for port, value in zip(ports, inputs):
     interpreter.resize_tensor_input(port["index"], value[:size].shape)
 interpreter.allocate_tensors()
-found = []
+results = []
 for start in range(0, len(inputs[0]) - size + 1, size):
     batch = [value[start : start + size] for value in inputs]
     for port, value in zip(ports, batch):
@@ -134,8 +134,8 @@ for start in range(0, len(inputs[0]) - size + 1, size):
     interpreter.invoke()
     scale, zero = first["quantization"]
     answer = interpreter.get_tensor(first["index"]).copy()
-    found.append((answer.astype(np.float32) - zero) * scale if scale else answer)
-scores = np.concatenate(found)
+    results.append((answer.astype(np.float32) - zero) * scale if scale else answer)
+scores = np.concatenate(results)
 """
 
 

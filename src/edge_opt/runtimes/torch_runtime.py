@@ -72,8 +72,8 @@ class CompiledRunner(TorchRunner):
 _BODY = """
 model = {model}
 with torch.inference_mode():
-    found = model(*(torch.from_numpy(value) for value in inputs))
-scores = (found[0] if isinstance(found, (tuple, list)) else found).float().numpy()
+    results = model(*(torch.from_numpy(value) for value in inputs))
+scores = (results[0] if isinstance(results, (tuple, list)) else results).float().numpy()
 """
 _LOADED = 'torch.export.load(FOLDER / "model.pt2").module()'
 _NO_INTEGERS = (

@@ -205,8 +205,8 @@ def _seconds(
             share = 0.1 * experts[index] / count  # three products of a layer's thirty operators
         step = replace(serving.model.decode, operators=round(serving.model.decode.operators * share))
         nbytes = streamed[index] + cache[index]
-        found, _ = speed.step(nbytes, flops * streamed[index] / whole, step, serving.batch, 0.0, cache[index])
-        yield 0.0 if not nbytes else found or 0.0
+        seconds, _ = speed.step(nbytes, flops * streamed[index] / whole, step, serving.batch, 0.0, cache[index])
+        yield 0.0 if not nbytes else seconds or 0.0
 
 
 def _tensor_split(serving: Serving, places: Sequence[Place], speeds: Sequence[Speed]) -> ServingSplit:
