@@ -49,6 +49,7 @@ def _timm(name: str) -> Callable[[], nn.Module]:
 
 def _transformers(kind: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
+        torchvision_models()
         import transformers
 
         model: nn.Module = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**options))

@@ -37,7 +37,8 @@ from edge_opt.trace import trace
 RUNTIMES = ("onnxruntime", "openvino")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 _GENERATED = 24
-_REPEATS = 12
+# Runs in one profile: as many as take about this long. Short kernels need many to find one that was not interrupted.
+_PROFILE_S, _LEAST_REPEATS, _MOST_REPEATS = 0.25, 8, 40
 # Profiles of a net at most, until its kernels take at most this many times the whole; beyond the last it is left out.
 _PROFILES, _PLAUSIBLE, _DISTURBED = 3, 1.08, 1.2
 _COUNTING_S = 1e-6  # what a profile adds to each kernel: it counts whole microseconds
@@ -238,8 +239,9 @@ def _samples(
         return []
     least: dict[str, tuple[ProfileEntry, float]] = {}
     # Kernels are timed by the wall: where one was interrupted each time, all together take longer than the whole does.
+    repeats = max(_LEAST_REPEATS, min(_MOST_REPEATS, round(_PROFILE_S / whole_s)))
     for _ in range(_PROFILES):
-        for entry in cast(Any, runner).kernel_times([x], _REPEATS):
+        for entry in cast(Any, runner).kernel_times([x], repeats):
             before = least.get(entry.name, (entry, math.inf))[1]
             least[entry.name] = entry, min(before, *entry.samples_s)
         allowed_s = whole_s + _COUNTING_S * len(least)
