@@ -45,7 +45,6 @@ MeasureOn = Annotated[
     str | None, Option(metavar="USER@HOST", help="Measure on a board over ssh; USER@HOST:PYTHON names a Python there.")
 ]
 Fair = Annotated[bool, Option("--fair", help="Train the baseline as long as variants are fine-tuned.")]
-NoSkip = Annotated[bool, Option("--no-skip", help="Build candidates that are predicted to miss a latency budget.")]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="Try failed candidates again.")]
 
 
@@ -109,7 +108,6 @@ def run(
         None, "-t, --target NAME", "Device that decides, such as raspberry-pi-4; repeatable. Default: the key target."
     ),
     no_host_timing: bool = option(False, "--no-host-timing", "Time nothing on this machine; needs a target."),
-    no_skip: NoSkip = False,
     measure_on: MeasureOn = None,
     workers: Workers = 0,
     scheduler: Scheduler = None,
@@ -135,7 +133,6 @@ def run(
 
     chosen = [f"target={json.dumps(_one_or_all(target))}"] if target else []
     chosen += ["host_timing=false"] if no_host_timing else []
-    chosen += ["skip=false"] if no_skip else []
     loaded = read_config(config, [*(settings or []), *chosen])
     root = output or Path(loaded.output_dir)
 
@@ -198,7 +195,7 @@ def sweep(
         None, "-t, --target NAME", "Device that decides, such as raspberry-pi-4; repeatable."
     ),
     no_host_timing: bool = option(False, "--no-host-timing", "Time nothing on this machine."),
-    no_skip: NoSkip = False,
+    no_skip: bool = option(False, "--no-skip", "Build candidates that are predicted to miss a latency budget."),
     runtime: str | None = option(None, "A,B", f"{', '.join(runtime_names())}, auto."),
     metric: str | None = option(None, "NAME", "Quality metric: mae, miou, file.py:f, ... Default: accuracy."),
     metric_direction: str | None = option(None, "WAY", "higher or lower is better; for a metric of an unknown name."),
@@ -216,11 +213,10 @@ def sweep(
     output: Path = option(Path("sweep"), "-o, --output DIR", "Folder to write."),
 ) -> None:
     """Try pruning, precisions and runtimes on a trained model, and recommend a variant.
+    Exit code 0: a candidate is accepted; 1: no candidate keeps the budgets; 2: wrong use.
 
     \b
     edge-opt sweep net.py:trained --data net.py:loaders --prune 0,0.5 --budget "latency_ms <= 20"
-
-    Exit code 0: a candidate is accepted; 1: no candidate keeps the budgets; 2: wrong use.
     """
     _check_scheduler(scheduler)
     from edge_opt.report.sweep_files import sweep_document
