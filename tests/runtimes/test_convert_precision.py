@@ -96,6 +96,30 @@ def test_a_spared_layer_reads_what_the_activation_before_it_left() -> None:
     assert torch.allclose(found, torch.tensor([[0.0], [0.0], [1.0], [2.0]]), atol=0.05)
 
 
+class Resizing(nn.Module):
+    """A skip connection beside a resize: ONNX Runtime cannot infer all of its symbolic shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.last = nn.Conv2d(16, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        z = nn.functional.interpolate(nn.functional.max_pool2d(y, 2), scale_factor=2, mode="bilinear")
+        return self.last(torch.cat([y, z], 1))
+
+
+def test_a_conversion_leaves_nothing_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    x = torch.rand(4, 3, 16, 16)
+    compress.convert(Resizing().eval(), x, "int8", "onnxruntime", calibration=[(x,)], output=tmp_path / "out",
+                     max_difference=True)  # fmt: skip
+    assert not list(here.iterdir())
+
+
 def test_an_lstm_stays_in_float_and_says_why() -> None:
     batches = [torch.randn(8, 5, 8)]
     done = compress.convert(Recurrent(), (1, 5, 8), "int8", calibration=batches, scheme="static")

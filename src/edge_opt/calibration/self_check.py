@@ -34,7 +34,6 @@ _STUDENT = {1: 6.31, 2: 2.92, 3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.90, 8: 1.
 FRESH_FOR = timedelta(days=1)
 SPEED_TOLERANCE = 0.03
 CARRY_SECONDS = 5.0
-_MEDIAN = 0.6745  # of the absolute value of a normal variable with a deviation of 1
 _LOOK_EVERY_S = 60
 _CARRIED_NETS = 5
 _HEAP_BYTES = 256 << 20
@@ -84,7 +83,7 @@ def checked(calibration: Calibration, stop: Callable[[], bool], kernel: Referenc
     # These nets are relatives of the reference models. Cross-validation, which leaves reference models out, tells more
     # about other nets, so that the larger of the two errors is stated.
     deviation = max(check.deviation, calibration.whole_deviation)
-    expected_error = max(check.expected_error, math.expm1(_MEDIAN * deviation))
+    expected_error = max(check.expected_error, median_error(deviation))
     return replace(calibration, check=replace(check, deviation=deviation, expected_error=expected_error))
 
 
@@ -136,6 +135,15 @@ def summary(nets: tuple[CheckedNet, ...], reference_s: float, whole_deviation: f
         reference_s=reference_s,
         nets=nets,
     )
+
+
+def median_error(deviation: float) -> float:
+    """Return the median relative error where its logarithm is normal with this deviation.
+
+    >>> round(median_error(0.0747), 4)
+    0.0517
+    """
+    return math.expm1(0.6745 * deviation)
 
 
 def carried(calibration: Calibration) -> Calibration:

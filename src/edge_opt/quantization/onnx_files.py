@@ -10,9 +10,10 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,7 @@ def prepare(source: Path, prepared: Path) -> FloatFile:
     """Infer shapes and fold constants and batch norms, without which the quantizer leaves layers in float."""
     onnx = require("onnx")
     process = require("onnxruntime.quantization.shape_inference").quant_pre_process
+    _keep_from_dumping()
     is_big = size_of(source) > EXTERNAL_DATA_BYTES
     paths = {node.name: module_path(node) for node in onnx.load(str(source), load_external_data=False).graph.node}
     try:
@@ -98,6 +100,27 @@ def prepare(source: Path, prepared: Path) -> FloatFile:
     except Exception:  # symbolic shapes of unusual operators; plain inference still serves the common ones
         process(str(source), str(prepared), save_as_external_data=is_big, skip_symbolic_shape=True)
     return FloatFile(prepared, onnx.load(str(prepared)), paths, is_big)
+
+
+class _OnnxThatSavesNothing(ModuleType):
+    """The package `onnx`, but for `save_model`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(require("onnx"), name)
+
+    @staticmethod
+    def save_model(*_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+
+@cache
+def _keep_from_dumping() -> None:
+    """Keep ONNX Runtime from writing models into the current folder.
+
+    Where it cannot infer all symbolic shapes, it saves what it has there (`sym_shape_infer_temp.onnx` and its weights)
+    before it raises. To change the current folder meanwhile would change it for all threads.
+    """
+    require("onnxruntime.tools.symbolic_shape_infer").onnx = _OnnxThatSavesNothing("onnx")
 
 
 def write_labelled(model: Any, target: Path, source: FloatFile, kept: Iterable[str]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ from edge_opt.calibration.generated_networks import generated_networks
 from edge_opt.calibration.predict import Scales
 from edge_opt.calibration.quiet_clock import ReferenceKernel, SampleClock
 from edge_opt.calibration.reference_networks import CHECKS, REFERENCES, Reference
-from edge_opt.calibration.self_check import now, summary
+from edge_opt.calibration.self_check import median_error, now, summary
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.measuring.runtime_profile import ProfileEntry
 from edge_opt.records.conversions import Exported
@@ -45,6 +45,8 @@ _COUNTING_S = 1e-6  # what a profile adds to each kernel: it counts whole micros
 _LEAST_RUNS, _MOST_RUNS, _BLOCK_NS = 3, 12, 40_000_000
 _TURNS = 2
 _VISITS = 2
+_FOLDS = 6
+_ASSUMED = 0.15  # deviation of errors where nothing was held out
 _CONVERTING = ("Quantize", "Dequantize", "Reorder", "Transpose", "Convert", "Cast", "FakeQuantize")
 # Shares of the seconds after which no further net is sampled, and none is checked.
 _SAMPLED_SHARE, _CHECKED_SHARE = 0.82, 0.97
@@ -181,16 +183,16 @@ def _calibrated(platform: _Platform) -> RuntimeCalibration:
             batch = min(net.batches[place], 4)
             measured = _measured(platform, net, batch, kernel, clock, is_check=True)
             if measured is not None:
-                predicted_s = float(times.heads_s(measured.groups).sum()) + sum(
-                    map(sum, times.tails_s(measured.groups))
-                )
-                checks.append(CheckedNet(f"{net.name}, batch {batch}", measured.seconds, predicted_s))
+                checks.append(CheckedNet(f"{net.name}, batch {batch}", measured.seconds, _predicted_s(times, measured)))
+    check = summary(tuple(checks), kernel.best_s, _ASSUMED)
+    deviation = max(check.deviation, _held_out_deviation({key: net for key, net in best.items() if net is not None}))
+    check = replace(check, deviation=deviation, expected_error=max(check.expected_error, median_error(deviation)))
     package = find_runtime(platform.runtime).package
     remarks = (f"no profile could be read of {', '.join(dict.fromkeys(lost))}",) if lost else ()
     return RuntimeCalibration(
         runtime=platform.runtime, precision=platform.precision, threads=platform.threads, version=version(package),
         created=now(), cpu_seconds=time.process_time() - start, samples=tuple(samples),
-        check=summary(tuple(checks), kernel.best_s, 0.15), remarks=remarks,
+        check=check, remarks=remarks,
     )  # fmt: skip
 
 
@@ -199,6 +201,22 @@ class _MeasuredNet:
     seconds: float
     groups: list[OperatorGroup]
     samples: list[KernelGroupSample]
+
+
+def _held_out_deviation(nets: Mapping[tuple[str, int], _MeasuredNet]) -> float:
+    """Return the standard deviation of the logarithm of errors on nets that were left out, some at a time."""
+    names = list(dict.fromkeys(name for name, _ in nets))
+    logs = []
+    for fold in range(min(_FOLDS, len(names))):
+        left_out = set(names[fold::_FOLDS])
+        times = GroupTimes([it for (name, _), net in nets.items() if name not in left_out for it in net.samples])
+        own = [net for (name, _), net in nets.items() if name in left_out]
+        logs += [math.log(net.seconds / _predicted_s(times, net)) for net in own]
+    return math.sqrt(math.fsum(value**2 for value in logs) / len(logs)) if len(names) > 1 else _ASSUMED
+
+
+def _predicted_s(times: GroupTimes, net: _MeasuredNet) -> float:
+    return float(times.heads_s(net.groups).sum()) + sum(map(sum, times.tails_s(net.groups)))
 
 
 def _measured(
