@@ -76,6 +76,15 @@ def test_for_a_target_of_latency_nothing_slower_than_the_original_is_handed_over
     assert prune(SmallCNN(), SMALL, latency_target=1.0, latency_of=slower_when_cut).achieved.latency_ratio == 1.0
 
 
+def test_a_latency_that_no_ratio_reaches_is_refused() -> None:
+    def latency_of(net: nn.Module) -> float:
+        return 0.8 + 0.2 * net.conv1.out_channels / 16
+
+    # 8 of 16 channels stay: 0.8 + 0.2 / 2 = 90 %
+    with pytest.raises(PruningFailed, match="out of reach: with 98% of the channels pruned 90% of the latency"):
+        prune(SmallCNN(), SMALL, latency_target=0.5, latency_of=latency_of, round_to=8)
+
+
 def test_latency_can_be_what_a_device_is_estimated_to_take() -> None:
     pruned = prune(UNet(32), IMAGE, latency_target=0.6, target="raspberry-pi-4")
     before, after = (eo.estimate(eo.profile(net, IMAGE), "raspberry-pi-4").seconds for net in (UNet(32), pruned.model))

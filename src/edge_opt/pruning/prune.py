@@ -275,8 +275,13 @@ def _is_reached(request: PruneRequest, achieved: PruneResult) -> bool:
 
 
 def _check_faster(request: PruneRequest, achieved: PruneResult) -> None:
-    """Refuse a model for a latency target if it takes as long as the original or longer."""
+    """Refuse a model for a latency target if it takes as long as the original or longer, or if no ratio is enough."""
     ratio = achieved.latency_ratio
+    if ratio is not None and ratio < 1 and achieved.ratio == HIGHEST_RATIO and not _is_reached(request, achieved):
+        raise PruningFailed(
+            f"latency_target={request.latency_target:g} is out of reach: with {HIGHEST_RATIO:.0%} of the channels "
+            f"pruned {ratio:.0%} of the latency remains; ask for more than that, or give ratio= or macs_target= instead"
+        )
     is_whole = achieved.channels == achieved.channels_before
     if ratio is None or ratio < 1 or (is_whole and _is_reached(request, achieved)):
         return
