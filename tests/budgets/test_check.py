@@ -18,7 +18,7 @@ from edge_opt.budgets.check import check_profile
 from edge_opt.errors import BudgetError, InvalidInput, UnreadableProfile
 from edge_opt.records.measurements import Comparison, Interval
 from edge_opt.records.profiles import CheckResult, ModelProfile
-from edge_opt.report.checks import as_junit, document
+from edge_opt.report.check_sheets import as_junit, document
 from edge_opt.report.sheets import sheet_markdown, sheet_of
 
 SHAPE = (1, 3, 8, 8)

@@ -34,16 +34,14 @@ EXCEPTIONS = {
 # The older API writes pictures of its tables.
 FILE_EXCEPTIONS = {"edge_opt/hardware.py": {"report"}}
 REPORT_ASKS = {"boards", "budgets"}
-# The same thing in two packages: both APIs have a table, a configuration and energies; a sweep is searched and run.
+# The same thing in two packages: both APIs have a table, a configuration, energies and metrics.
 NATURAL_PARALLELS = {
     "__init__.py",
     "__main__.py",
     "hardware.py",
-    "checks.py",
     "config.py",
     "energy.py",
     "metrics.py",
-    "sweep.py",
     "table.py",
 }
 

@@ -18,7 +18,7 @@ import rasp
 from browser import Browser
 from edge_opt.hardware import estimate_layerwise_stats, save_hardware_artifacts
 from edge_opt.records.profiles import CheckResult, ModelComparison, ModelProfile
-from edge_opt.report.checks import as_junit
+from edge_opt.report.check_sheets import as_junit
 from edge_opt.report.comparison import as_csv, document, load_comparison
 from edge_opt.report.html import _TREE_SCRIPT, sheet_page
 from edge_opt.report.profile_text import profile_markdown

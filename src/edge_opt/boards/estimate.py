@@ -132,8 +132,8 @@ def estimate(
 
     >>> import edge_opt as eo
     >>> from edge_opt.model import SmallCNN
-    >>> found = estimate(eo.profile(SmallCNN(), (1, 1, 28, 28)), "raspberry-pi-4", runtime="ncnn", threads=1)
-    >>> found.basis, found.low < found.seconds < found.high, found.energies[0].source
+    >>> there = estimate(eo.profile(SmallCNN(), (1, 1, 28, 28)), "raspberry-pi-4", runtime="ncnn", threads=1)
+    >>> there.basis, there.low < there.seconds < there.high, there.energies[0].source
     ('fitted', True, 'proxy')
     """
     check_asked(profile, precision, engine)

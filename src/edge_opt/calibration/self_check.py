@@ -80,11 +80,7 @@ def checked(calibration: Calibration, stop: Callable[[], bool], kernel: Referenc
                 times[item.name] = min(least, times.get(item.name, math.inf))
     checks = tuple(CheckedNet(item.name, times[item.name], item.predicted_s) for item in running)
     check = summary(checks, kernel.best_s, calibration.whole_deviation)
-    # These nets are relatives of the reference models. Cross-validation, which leaves reference models out, tells more
-    # about other nets, so that the larger of the two errors is stated.
-    deviation = max(check.deviation, calibration.whole_deviation)
-    expected_error = max(check.expected_error, median_error(deviation))
-    return replace(calibration, check=replace(check, deviation=deviation, expected_error=expected_error))
+    return replace(calibration, check=with_cross_validation(check, calibration.whole_deviation))
 
 
 def _running(net: Reference, batch: int, calibration: Calibration) -> _RunningNet:
@@ -137,13 +133,15 @@ def summary(nets: tuple[CheckedNet, ...], reference_s: float, whole_deviation: f
     )
 
 
-def median_error(deviation: float) -> float:
-    """Return the median relative error where its logarithm is normal with this deviation.
+def with_cross_validation(check: SelfCheck, deviation: float) -> SelfCheck:
+    """Return a self-check with the larger of its own error and the deviation that cross-validation gives.
 
-    >>> round(median_error(0.0747), 4)
-    0.0517
+    The nets of the self-check are relatives of the reference models. Cross-validation, which leaves reference models
+    out, tells more about other nets. The median of an error whose logarithm is normal is 0.6745 of its deviation.
     """
-    return math.expm1(0.6745 * deviation)
+    deviation = max(check.deviation, deviation)
+    expected_error = max(check.expected_error, math.expm1(0.6745 * deviation))
+    return replace(check, deviation=deviation, expected_error=expected_error)
 
 
 def carried(calibration: Calibration) -> Calibration:

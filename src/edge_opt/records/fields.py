@@ -3,7 +3,7 @@
 A record shows itself in one line; one that people meet (`Shown`) also as a short table, and as HTML in a notebook.
 
     @record
-    class PeakMemory(Shown):
+    class HighestPoint(Shown):
         \"\"\"Highest sum of live activation bytes in an eager run.\"\"\"
 
         live_bytes: int = field("The peak in bytes.")

@@ -25,7 +25,7 @@ from edge_opt.records.measurements import Comparison, Diagnosis, Latency, LayerL
 from edge_opt.records.predictions import Calibration, DeviceMemory, LatencyRatio, MemoryNeed, Prediction, SelfCheck
 from edge_opt.records.sweeps import SweepStatus
 from edge_opt.report import (
-    checks,
+    check_sheets,
     comparison,
     save,
     serving_tables,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # They register the sheets of their records when they are imported.
-_ = (checks, comparison, save, serving_tables, sweep_files, target_tables, training_tables)
+_ = (check_sheets, comparison, save, serving_tables, sweep_files, target_tables, training_tables)
 _SHOWN = 12
 
 

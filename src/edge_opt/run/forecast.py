@@ -28,6 +28,7 @@ from edge_opt.run.config import RunConfig
 from edge_opt.run.job import PipelineJob, run_phase
 from edge_opt.run.target_sweep import targets_by_pair
 from edge_opt.run.variants import pruned_model
+from edge_opt.search.space import Pair
 from edge_opt.search.sweep_progress import Listener, Notice
 from edge_opt.tasks.batches import example_inputs, sized_call
 
@@ -44,7 +45,7 @@ class SkippingPlan:
     skipped: tuple[SkippedCandidate, ...]
 
     def checked(self, result: SweepResult) -> SweepResult:
-        """Return the result with the skipped candidates, and what became of those that were built all the same."""
+        """Return the result with the skipped candidates; those that were built to check say whether it was right."""
         trials = {trial.candidate.key: trial for trial in result.trials}
         skipped = tuple(_with_result(item, trials.get(item.candidate.key)) for item in self.skipped)
         return replace(result, skipped=skipped)
@@ -139,12 +140,16 @@ class ForecastJob:
         splits = source.splits()
         parent = self.job.variant(splits, Candidate(0.0, "fp32", "torch")).model
         profiles: dict[tuple[Any, ...], ModelProfile] = {}
+        decides = targets_by_pair(config)[0] if config.targets else None
+        targets: dict[Pair, ResolvedTarget] = {}  # a calibration is read, and learned from, once
         reasons: dict[str, None] = {}
         forecasts: list[SkippedCandidate] = []
         budgets = latency_budgets(config)
         for candidate in self.candidates:
             try:
-                target = _target(config, candidate)
+                pair = candidate.precision, candidate.runtime
+                if pair not in targets:
+                    targets[pair] = _target(config, decides, pair)
                 for budget in budgets:
                     key = _profile_key(config, candidate, budget)
                     if key not in profiles:
@@ -152,7 +157,7 @@ class ForecastJob:
                         call = source.call(splits, model)
                         inputs = example_inputs(call if key[-1] is None else sized_call(call, key[-1]))
                         profiles[key] = profile(model, inputs)
-                forecasts += _tightest(candidate, target, config, budgets, profiles)
+                forecasts += _tightest(candidate, targets[pair], config, budgets, profiles)
             except EdgeOptError as error:
                 reasons[str(error)] = None
         return {
@@ -161,14 +166,14 @@ class ForecastJob:
         }
 
 
-def _target(config: RunConfig, candidate: Candidate) -> ResolvedTarget:
-    """Return what predicts a candidate: the target that decides, else this machine as it was calibrated."""
-    if config.targets:
-        target = targets_by_pair(config)[0].get((candidate.precision, candidate.runtime))
-        if target is None:
-            raise InvalidInput(f"no time of the target in {candidate.precision} with {candidate.runtime} is known")
-        return target
-    return resolve_target("host", candidate.precision, runtime=candidate.runtime, threads=config.used_threads)
+def _target(config: RunConfig, decides: Mapping[Pair, ResolvedTarget] | None, pair: Pair) -> ResolvedTarget:
+    """Return what predicts a precision and runtime: the target that decides, else this machine as it was calibrated."""
+    precision, runtime = pair
+    if decides is None:
+        return resolve_target("host", precision, runtime=runtime, threads=config.used_threads)
+    if pair not in decides:
+        raise InvalidInput(f"no time of the target in {precision} with {runtime} is known")
+    return decides[pair]
 
 
 def _profile_key(config: RunConfig, candidate: Candidate, budget: Budget) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Calibrate runtimes that fuse: small nets are converted, and the runtime's own profile tells what became of them."""
+"""Calibrate runtimes that fuse: small nets are converted, and the profile of the runtime tells what it fused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ from edge_opt.calibration.generated_networks import generated_networks
 from edge_opt.calibration.predict import Scales
 from edge_opt.calibration.quiet_clock import ReferenceKernel, SampleClock
 from edge_opt.calibration.reference_networks import CHECKS, REFERENCES, Reference
-from edge_opt.calibration.self_check import median_error, now, summary
+from edge_opt.calibration.self_check import now, summary, with_cross_validation
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.measuring.runtime_profile import ProfileEntry
 from edge_opt.records.conversions import Exported
@@ -185,14 +185,13 @@ def _calibrated(platform: _Platform) -> RuntimeCalibration:
             if measured is not None:
                 checks.append(CheckedNet(f"{net.name}, batch {batch}", measured.seconds, _predicted_s(times, measured)))
     check = summary(tuple(checks), kernel.best_s, _ASSUMED)
-    deviation = max(check.deviation, _held_out_deviation({key: net for key, net in best.items() if net is not None}))
-    check = replace(check, deviation=deviation, expected_error=max(check.expected_error, median_error(deviation)))
+    deviation = _held_out_deviation({key: net for key, net in best.items() if net is not None})
     package = find_runtime(platform.runtime).package
     remarks = (f"no profile could be read of {', '.join(dict.fromkeys(lost))}",) if lost else ()
     return RuntimeCalibration(
         runtime=platform.runtime, precision=platform.precision, threads=platform.threads, version=version(package),
         created=now(), cpu_seconds=time.process_time() - start, samples=tuple(samples),
-        check=check, remarks=remarks,
+        check=with_cross_validation(check, deviation), remarks=remarks,
     )  # fmt: skip
 
 
