@@ -1,7 +1,7 @@
 """Channels that several layers of a profile share, and the model as it would be with fewer of them.
 
 A profile is all that is known of a file or of a saved run, so that `pruning`, which follows the channels of modules,
-has nothing to work on. What becomes of channels there that this file cannot follow is refused, never guessed.
+has nothing to work on. Channels that this file cannot follow are refused, never guessed.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def nonnegative_costs(rows: Array, seconds: Array) -> Array:
     >>> nonnegative_costs(np.array([[1.0, 0.0], [1.0, 2.0], [1.0, 4.0]]), np.array([1.0, 3.0, 5.0])).round(2).tolist()
     [1.0, 1.0]
     """
-    weights = 1 / np.maximum(seconds, 10 * _LEAST_S if seconds.max(initial=0.0) < 1 else 1.0)
+    weights = 1 / np.maximum(seconds, 10 * _LEAST_S)
     scaled, wanted = rows * weights[:, None], seconds * weights
     norms = (scaled**2).sum(0)
     costs = np.zeros(rows.shape[1])
@@ -256,12 +256,15 @@ def nonnegative_costs(rows: Array, seconds: Array) -> Array:
     return costs
 
 
+_MOST_LEARNED = 8  # platforms of one machine that a process asks about
 _learned: dict[int, tuple[RuntimeCalibration, GroupTimes]] = {}
 
 
 def group_times(platform: RuntimeCalibration) -> GroupTimes:
     """Return the times learned from a runtime's samples; learned once while it is in use."""
     if id(platform) not in _learned:
+        if len(_learned) >= _MOST_LEARNED:
+            _learned.clear()
         _learned[id(platform)] = (platform, GroupTimes(platform.samples))
     return _learned[id(platform)][1]
 
