@@ -1,4 +1,4 @@
-"""Former names that still work: one table, and what serves each kind of name from it.
+"""Former names that still work: one table, and the functions that serve each kind of name from it.
 
 To rename something public, add a row to former_names.csv and run `python scripts/write_former_names.py`. Rows for
 

@@ -1,4 +1,4 @@
-"""Writing files completely or not at all, and reading large ones without loading them."""
+"""Write files completely or not at all, and read large files without loading them."""
 
 from __future__ import annotations
 

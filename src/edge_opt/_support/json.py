@@ -1,4 +1,4 @@
-"""Records to JSON values, and back."""
+"""Convert records to JSON values, and JSON values to records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a model and leave it, and the settings of the process, as they were."""
+"""Run a model and restore it, and the settings of the process, afterwards."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Predict for other machines: devices with their figures, rooflines, estimates, memory."""
+"""Predictions for other machines: devices with their figures, rooflines, estimates, memory."""

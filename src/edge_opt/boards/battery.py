@@ -1,4 +1,4 @@
-"""How long a battery lasts: the energy of a run, and the idle power of the device between runs."""
+"""Battery life: the energy of a run, and the idle power of the device between runs."""
 
 from __future__ import annotations
 

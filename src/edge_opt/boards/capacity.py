@@ -1,4 +1,4 @@
-"""Does it fit: the one definition of peak memory, and the largest batch."""
+"""Peak memory in its one definition, whether it fits a memory limit, and the largest batch that does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets as people write them, and whether figures keep within them."""
+"""Budgets as text, and checks of profiles and models against them."""
 
 from edge_opt.budgets.budget_metrics import (
     PROFILE_METRICS,

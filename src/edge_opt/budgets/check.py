@@ -1,4 +1,4 @@
-"""Budgets held against figures, profiles and models."""
+"""Check budgets against figures, profiles and models."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""This machine sampled into a file, and a model's time predicted from it."""
+"""Calibrate this machine: operators are timed into a file, from which the latency of a model is predicted."""

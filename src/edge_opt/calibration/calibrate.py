@@ -1,4 +1,4 @@
-"""calibrate(): this machine measured into a file."""
+"""calibrate(): time operators on this machine and write them to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model made smaller or put into another precision, and proved: pruned, converted, run, explained."""
+"""Compress models: prune, convert, run and explain variants, each compared with the original."""
 
 from edge_opt.explanation.explain import ModelVariant, explain
 from edge_opt.explanation.sensitivity import sensitivity

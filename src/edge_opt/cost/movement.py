@@ -1,4 +1,4 @@
-"""Movement, and order: copies, fills, views and indexing; sorting, searching, selecting and counting values.
+"""Data movement and ordering: copies, fills, views and indexing; sorting, searching, selecting and counting values.
 
 Movement reads and writes bytes and computes little. Sorting and the like count comparisons by the textbook algorithm:
 Knuth, The Art of Computer Programming 3 (sorting 5.2, selection 5.3.3, binary search 6.2.1).

@@ -1,1 +1,1 @@
-"""The published home of the operator profile; the code is in `edge_opt.stream`."""
+"""Published import path of the operator profile; the code is in `edge_opt.stream`."""

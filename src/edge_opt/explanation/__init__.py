@@ -1,1 +1,1 @@
-"""Why a variant is faster or is not, and how sensitive the layers of a model are to compression."""
+"""Explain why a variant is faster or is not, and measure how sensitive layers are to compression."""

@@ -1,4 +1,4 @@
-"""Time stamps around modules, in the forward and in the backward, laid over the latency measured without them."""
+"""Latency of layers, forward and backward: time stamps around modules, scaled to the latency measured without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples to a latency with its interval, noise, and the comparison of two."""
+"""Statistics of latency samples: intervals, noise, and the comparison of two."""
 
 from __future__ import annotations
 

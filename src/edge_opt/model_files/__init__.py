@@ -1,1 +1,1 @@
-"""Files of models that are not Python: read, never run."""
+"""Model files (.onnx, .tflite, .pt2): read, never executed."""

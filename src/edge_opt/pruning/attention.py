@@ -1,4 +1,4 @@
-"""Attention with fewer heads than its width divides by, and the heads that a model's attention has."""
+"""Heads of attention: how many a model has, and attention with fewer heads than its width divides by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine sampled into a file, and what is said of a model on a target."""
+"""Records of a calibration, and of predictions for a target."""
 
 from __future__ import annotations
 

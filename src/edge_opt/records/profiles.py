@@ -1,4 +1,4 @@
-"""A profile, two compared, and one held against budgets."""
+"""Records of a profile, of a comparison of two, and of a check against budgets."""
 
 from __future__ import annotations
 

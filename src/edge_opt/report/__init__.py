@@ -1,1 +1,1 @@
-"""Records turned into something to read: tables, files and a view for the terminal."""
+"""Reports: records as tables, files, pages and text for the terminal."""

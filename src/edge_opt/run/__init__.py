@@ -1,4 +1,4 @@
-"""The run: from a configuration to the model to ship, and the sweep of a model of the user's.
+"""Runs and sweeps: from a configuration, or a user's own model, to the model to ship.
 
 `eo.run(config, output=None, *, measure_on=None, fresh=False, workers=0)` is `edge_opt.run.pipeline.run`.
 """

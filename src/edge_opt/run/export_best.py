@@ -1,4 +1,4 @@
-"""The model to ship: exactly the file that was measured, a program that runs it, and a card that tells what it is."""
+"""Export the model to ship: the file that was measured, a program that runs it, and a model card."""
 
 from __future__ import annotations
 

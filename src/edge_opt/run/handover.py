@@ -1,4 +1,4 @@
-"""What a user of the shipped model must know of its inputs and answers: shapes, preprocessing, classes, samples."""
+"""Facts that a user of the shipped model needs: shapes, preprocessing, classes, sample counts."""
 
 from __future__ import annotations
 

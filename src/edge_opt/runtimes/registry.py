@@ -1,4 +1,4 @@
-"""The runtimes there are: a new one is a file beside this, and its line here.
+"""The registry of runtimes: each is one file in this package and one line here.
 
 Names are known without importing torch, so that command lines can list them.
 """

@@ -1,1 +1,1 @@
-"""Many candidates, each tried in a process of its own, and the ones worth having."""
+"""Search: build and measure candidates in processes of their own, and choose among them."""

@@ -1,1 +1,1 @@
-"""A language model served: where it comes from, what a step costs, what a device makes of it, and the real loop."""
+"""Language models: their sources, the cost of a step, rates on devices, and timing on this machine."""

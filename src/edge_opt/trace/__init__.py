@@ -1,4 +1,4 @@
-"""A model and its inputs, turned into a record of what was called on which shapes."""
+"""Trace a model: record its operators and their shapes without computing them."""
 
 from edge_opt.trace.inputs import InputSpec
 from edge_opt.trace.operators import clear_memo

@@ -1,1 +1,1 @@
-"""The published home of the stream's limits; the code is in `edge_opt.stream`."""
+"""Published import path of the limits of a stream; the code is in `edge_opt.stream`."""
