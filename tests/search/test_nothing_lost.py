@@ -82,6 +82,10 @@ import os, signal, time
 from edge_opt.search.isolation import _ServerProcess
 for pause in (0.3, 0.1, 0.05, 0.02, 0.01, 0.0):
     server = _ServerProcess(["slow_import"])
+    extended = _ServerProcess(["json"])
+    extended.wait_until_ready()
+    extended.add(["slow_import"])
+    print(extended.process.pid)
     print(server.process.pid, flush=True)
     time.sleep(pause)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -94,7 +98,7 @@ def test_a_fork_server_that_still_imports_ends_with_its_parent(tmp_path: Path) -
     started = subprocess.run([sys.executable, "-c", DYING], env=environment, capture_output=True, text=True, timeout=60)
     assert started.returncode == -signal.SIGKILL
     servers = [int(line) for line in started.stdout.split()]
-    assert len(servers) == 6
+    assert len(servers) == 12
     deadline = time.monotonic() + 3
     while any(map(psutil.pid_exists, servers)) and time.monotonic() < deadline:
         time.sleep(0.02)

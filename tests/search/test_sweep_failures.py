@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,11 +169,36 @@ def test_sweeps_of_one_run_fork_from_one_process(tmp_path: Path) -> None:
         begun = fork_servers()
         run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "second")
         assert len(begun) == 1 and fork_servers() == begun
-        # What it did not import is not asked of it.
+        # What it did not import, it imports then.
         run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "third", preload=["csv"])
-        assert len(fork_servers()) == 2
+        assert fork_servers() == begun
     assert not psutil.wait_procs(begun, timeout=30)[1]
     assert not fork_servers()
+
+
+def test_a_process_that_began_ahead_imports_what_a_sweep_adds(tmp_path: Path) -> None:
+    space = Space((0.0,), ("fp32",), ("torch",))
+    with keep_fork_servers("sweep_jobs"):
+        (ahead,) = fork_servers()
+        with pytest.raises(InvalidInput, match="cannot import nowhere"):
+            run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "first", preload=["nowhere"])
+    assert not psutil.wait_procs([ahead], timeout=30)[1]
+    with keep_fork_servers("sweep_jobs"):
+        (ahead,) = fork_servers()
+        run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "second", preload=["csv", "?nowhere"])
+        assert fork_servers() == [ahead]
+    assert not psutil.wait_procs([ahead], timeout=30)[1]
+
+
+def test_a_process_that_still_imports_ends_at_once_when_nobody_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sweep_jobs_slow.py").write_text("import time; time.sleep(60)", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    begun = time.monotonic()
+    with keep_fork_servers("sweep_jobs_slow"):
+        pass
+    assert time.monotonic() - begun < 1.5
 
 
 def test_after_an_error_no_process_is_kept(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ try:
     from edge_opt.cli.explain_commands import explain, reconcile
     from edge_opt.cli.mcp_command import mcp
     from edge_opt.cli.profile_commands import llm, profile, train_cost
-    from edge_opt.cli.run_commands import SeveralSeeds, init, report, run, status, sweep
+    from edge_opt.cli.run_commands import SeveralSeeds, SweepCommand, init, report, run, status, sweep
     from edge_opt.cli.shell import Command, Debug, Json, Shell, Trust, run_to_the_end
     from edge_opt.cli.variant_commands import check, compare, convert, prune
 except KeyboardInterrupt:  # while the program is still being read
@@ -84,9 +84,10 @@ _COMMANDS = (
     (mcp, "Serve commands that only read as tools for coding agents."),
     (doctor, "Describe this machine, its meters and its noise."),
 )
+_CLASSES = {run: SeveralSeeds, sweep: SweepCommand}
 for _function, _summary in _COMMANDS:
     _name = _function.__name__.replace("_", "-")
-    app.command(_name, short_help=_summary, cls=SeveralSeeds if _function is run else Command)(_function)
+    app.command(_name, short_help=_summary, cls=_CLASSES.get(_function, Command))(_function)
 
 
 def main() -> None:

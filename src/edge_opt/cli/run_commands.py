@@ -73,7 +73,18 @@ def _print_written(command: str, path: Path) -> None:
         typer.echo(path)
 
 
-class SeveralSeeds(Command):
+class SweepCommand(Command):
+    """A command whose builds are forked from a process that imports torch while this one does."""
+
+    def invoke(self, ctx: Any) -> Any:
+        import edge_opt.search.locks  # noqa: F401  # refuses systems that cannot fork
+        from edge_opt.search.isolation import keep_fork_servers
+
+        with keep_fork_servers("edge_opt.run.job"):
+            return super().invoke(ctx)
+
+
+class SeveralSeeds(SweepCommand):
     """A command whose `--seeds 1 2 3` is `--seeds 1 --seeds 2 --seeds 3`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -35,11 +35,14 @@ from edge_opt._support.progress import progress_to
 from edge_opt.records.sweeps import TrialMetrics
 
 _PR_SET_PDEATHSIG = 1
+_PARENT_ENDED = signal.SIGUSR2
 WHERE_ARE_YOU = signal.SIGUSR1
 
 
 def serve(preload: list[str]) -> None:
     """Fork a child for each request on stdin, one at a time, and write its exit status to stdout.
+
+    A request that is a list imports more: the value of `sys.path`, and names as in `preload`.
 
     Args:
         preload: Modules to import; `module:function` is also called, with the text behind a blank. A name with a
@@ -57,10 +60,36 @@ def serve(preload: list[str]) -> None:
     os.set_blocking(waker, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
-    for name in preload:
-        threads = _threads()
+    parent = os.getppid()
+    signal.signal(_PARENT_ENDED, lambda *_: _end_orphan(parent))
+    request: Any = [[*sys.path], preload]
+    while True:
+        if isinstance(request, list):
+            sys.path[:] = request[0]
+            reply = _import_all(request[1])
+            _end_with_parent(0)
+            _reply(replies, reply)
+            if "ready" not in reply:
+                return
+        else:
+            _fork(request, requests.fileno(), replies, woken, waker)
         try:
-            called, _, argument = name.removeprefix("?").partition(" ")
+            # Paths and bytes only: what a job is made of is unpickled in the child.
+            request = pickle.load(requests)
+        except (EOFError, pickle.UnpicklingError):
+            os._exit(0)  # the parent has closed the pipe, or died while it wrote; to end as usual takes a second
+        if isinstance(request, list):
+            # While it imports, it does not read its pipe.
+            _end_with_parent(_PARENT_ENDED)
+            _end_orphan(parent)
+
+
+def _import_all(names: list[str]) -> dict[str, Any]:
+    """Import modules, and call functions; return the reply."""
+    for name in names:
+        threads = _threads()
+        called, _, argument = name.removeprefix("?").partition(" ")
+        try:
             module, _, function = called.partition(":")
             # What a library that only saves time complains of while it is imported concerns no user.
             with _silent() if name.startswith("?") and not function else contextlib.nullcontext():
@@ -70,36 +99,40 @@ def serve(preload: list[str]) -> None:
         except Exception as error:
             if name.startswith("?"):
                 continue
-            _reply(replies, {"refused": f"cannot import {name}: {type(error).__name__}: {error}"})
-            return
+            return {"refused": f"cannot import {name}: {type(error).__name__}: {error}"}
         # Imported libraries take care of that themselves; what code of the user's starts does not.
         if argument and _threads() > threads:
             # A forked child would lack these threads: the parent starts a server that does without this name.
-            _reply(replies, {"leave_out": name})
-            return
+            return {"leave_out": name}
     # Imported objects live as long as the process. Frozen, they are not visited by the garbage collector of a child,
     # which would write to their headers and copy every page that holds one.
     gc.collect()
     gc.freeze()
-    _end_with_parent(0)
-    _reply(replies, {"ready": os.getpid()})
-    while True:
-        try:
-            # Paths and bytes only: what a job is made of is unpickled in the child.
-            request = pickle.load(requests)
-        except (EOFError, pickle.UnpicklingError):
-            os._exit(0)  # the parent has closed the pipe, or died while it wrote; to end as usual takes a second
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            for number in (requests.fileno(), replies, woken, waker):
-                os.close(number)
-            _run_child(request, parent)
-        # Both sides call setpgid: the first one wins, and the group exists before anything may kill it.
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)
-        _reply(replies, {"pid": pid})
-        _reply(replies, {"status": _wait(pid, requests.fileno(), woken)})
+    return {"ready": os.getpid()}
+
+
+def _fork(request: tuple[str, str, bytes], requests: int, replies: int, woken: int, waker: int) -> None:
+    """Run one request in a child, and reply with its exit status."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        for number in (requests, replies, woken, waker):
+            os.close(number)
+        _run_child(request, parent)
+    # Both sides call setpgid: the first one wins, and the group exists before anything may kill it.
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)
+    _reply(replies, {"pid": pid})
+    _reply(replies, {"status": _wait(pid, requests, woken)})
+
+
+def _end_orphan(parent: int) -> None:
+    """End this process if its parent has ended.
+
+    The kernel tells when the thread that started this process ends, which the parent may survive.
+    """
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 @contextlib.contextmanager
@@ -164,6 +197,7 @@ def _run_child(request: tuple[str, str, bytes], parent: int) -> NoReturn:
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(_PARENT_ENDED, signal.SIG_DFL)
         _end_with_parent(signal.SIGKILL)
         # The parent may have died between fork and prctl; then no signal will come.
         if os.getppid() != parent:

@@ -119,9 +119,9 @@ class _ServerProcess:
     """A running fork server. It accepts requests once it has replied that it is ready."""
 
     def __init__(self, preload: Sequence[str]) -> None:
-        self.preload = tuple(preload)
-        self._is_ready = False
-        arguments = [json.dumps([str(path) for path in sys.path]), json.dumps(self.preload), str(os.getpid())]
+        self._preload = [*preload]
+        self._unready = 1  # replies to requests for imports that were not read yet
+        arguments = [json.dumps([str(path) for path in sys.path]), json.dumps(self._preload), str(os.getpid())]
         # A session of its own: Ctrl-C at the terminal is for the sweep, which ends its children itself.
         self.process = subprocess.Popen(
             [sys.executable, "-c", _START, *arguments],
@@ -133,23 +133,29 @@ class _ServerProcess:
         self._requests = cast("IO[bytes]", self.process.stdin)
         self.replies = cast("IO[bytes]", self.process.stdout)
 
-    def provides(self, preload: Sequence[str]) -> bool:
-        """Return whether it runs and imports all of these; names with a question mark in front are optional."""
-        return self.process.poll() is None and {name for name in preload if name[:1] != "?"} <= {*self.preload}
+    def add(self, preload: Sequence[str]) -> None:
+        """Let it import what it has not yet; of data that functions load, it holds one sweep's only."""
+        holds_data = any(" " in name for name in self._preload)
+        missing = [name for name in preload if name not in self._preload and not (holds_data and " " in name)]
+        if missing:
+            self._preload += missing
+            self._unready += 1
+            # Whether it has ended is seen where its reply is waited for.
+            with contextlib.suppress(OSError):
+                self.send(pickle.dumps([[str(path) for path in sys.path], missing]))
 
     def wait_until_ready(self) -> None:
         """Wait until everything is imported; refuse what could not be."""
-        if self._is_ready:
-            return
-        try:
-            reply = self.reply()
-        except _ServerEnded:
-            raise EdgeOptError(f"the process that is to import {', '.join(self.preload)} ended at once") from None
-        if "leave_out" in reply:
-            raise _StartsThreads(reply["leave_out"])
-        if "refused" in reply:
-            raise InvalidInput(f"the job cannot run in a process of its own: {reply['refused']}")
-        self._is_ready = True
+        while self._unready:
+            try:
+                reply = self.reply()
+            except _ServerEnded:
+                raise EdgeOptError(f"the process that is to import {', '.join(self._preload)} ended at once") from None
+            if "leave_out" in reply:
+                raise _StartsThreads(reply["leave_out"])
+            if "refused" in reply:
+                raise InvalidInput(f"the job cannot run in a process of its own: {reply['refused']}")
+            self._unready -= 1
 
     def send(self, content: bytes) -> None:
         """Write all of a request; an unbuffered pipe may take less at a time."""
@@ -167,10 +173,12 @@ class _ServerProcess:
     def end(self) -> None:
         with contextlib.suppress(OSError):
             self._requests.close()
+        if self._unready:
+            # It is importing, and does not read its requests.
+            self.process.kill()
         try:
             self.process.wait(_END_WITHIN_S)
         except subprocess.TimeoutExpired:
-            # It is still importing and does not read its requests yet.
             self.process.kill()
             self.process.wait()
         self.replies.close()
@@ -182,13 +190,16 @@ _waiting_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def keep_fork_servers() -> Iterator[None]:
-    """Keep fork servers from one sweep to the next inside; end them afterwards."""
+def keep_fork_servers(*preload: str) -> Iterator[None]:
+    """Keep fork servers from one sweep to the next inside; end them afterwards.
+
+    With names, one starts at once and imports them while this process imports the same and reads data.
+    """
     global _waiting
     if _waiting is not None:
         yield
         return
-    _waiting = []
+    _waiting = [_ServerProcess(preload)] if preload and hasattr(os, "fork") else []
     try:
         yield
     finally:
@@ -289,16 +300,17 @@ class Isolation:
         return Outcome(failure="crashed", reason=f"{phase} was {how}", was_killed=code == -signal.SIGKILL)
 
     def _started(self) -> _ServerProcess:
-        """Return a fork server that accepts requests: ours, one that waits and provides our modules, or a new one."""
+        """Return a fork server that accepts requests and has our modules: ours, one that waits, or a new one."""
         if self._server is not None and self._server.process.poll() is None:
             return self._server
         self.close()
         with _waiting_lock:
-            waiting = next((server for server in _waiting or () if server.provides(self._preload)), None)
+            waiting = next((server for server in _waiting or () if server.process.poll() is None), None)
             if waiting is not None:
                 cast("list[_ServerProcess]", _waiting).remove(waiting)
         self._server = waiting or _ServerProcess(self._preload)
         try:
+            self._server.add(self._preload)
             self._server.wait_until_ready()
         except _StartsThreads as error:
             self.close()
