@@ -30,7 +30,7 @@ from edge_opt.report.page_data import page_data
 from edge_opt.report.sweep_files import load_sweep
 from edge_opt.run.config import RunConfig
 from edge_opt.run.screen_runtimes import slower_pairs
-from edge_opt.run.target_sweep import TargetFiguring, runtime_here, targets_by_pair
+from edge_opt.run.target_sweep import TargetFiguring, computed_in, runtime_here, targets_by_pair
 from edge_opt.search.choose import recommend, reject_slower_than_unpruned
 from edge_opt.search.space import Pair
 from edge_opt.search.sweep import candidate_folder
@@ -247,6 +247,18 @@ def test_every_runtime_of_the_target_is_tried(monkeypatch: pytest.MonkeyPatch) -
     assert list(slower_pairs(times, always="onnxruntime")) == [("fp32", "litert")]
     assert RunConfig(target=PI, target_runtime="xnnpack").used_runtimes == ["litert"]
     assert RunConfig(target=PI, runtimes=["openvino"]).used_runtimes == ["openvino"]
+
+
+def test_float_files_are_predicted_in_fp16_where_a_target_has_no_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGE_OPT_RUNTIMES", raising=False)
+    there = targets_by_pair(RunConfig(target="galaxy-s24", runtimes=["onnxruntime"]))[0]
+    known = {pair: it.platform.precision for pair, it in there.items() if it.platform}
+    assert known["fp32", "onnxruntime"] == "fp16" and known["int8", "onnxruntime"] == "int8"
+    assert computed_in(there["fp32", "onnxruntime"], "fp32") == "fp16"
+    # fp16 is a candidate only where it is asked for.
+    assert {precision for precision, _ in known} == {"fp32", "int8"}
+    pi = targets_by_pair(RunConfig(target=PI, runtimes=["onnxruntime"]))[0]
+    assert computed_in(pi["fp32", "onnxruntime"], "fp32") == "fp32"
 
 
 @pytest.mark.parametrize(("kind", "runtime"), [("TfliteModel", "xnnpack"), ("OnnxModel", "ncnn"), ("Net", "ncnn")])

@@ -403,6 +403,8 @@ def factor_text(factor: SpeedupRatio) -> str:
 def speedup_text(speedup: Speedup) -> str:
     """Return the speedup over the baseline: `5.1× faster (95 % CI 4.9–5.3)`; below 1, as a share of its speed."""
     whole = speedup.whole
+    if speedup.clock == "predicted" and whole.low == whole.high:
+        return "the baseline itself"
     word = "faster" if whole.ratio >= 1 else "the speed of the baseline"
     level = "90 % interval" if speedup.clock == "predicted" else "95 % CI"
     return f"{times(whole.ratio)}{units.TIMES} {word} ({level} {times(whole.low)}{units.DASH}{times(whole.high)})"

@@ -26,7 +26,7 @@ from edge_opt.records.profiles import Budget, ModelProfile
 from edge_opt.records.sweeps import Candidate, SkippedCandidate, SweepResult, Trial
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import PipelineJob, run_phase
-from edge_opt.run.target_sweep import targets_by_pair
+from edge_opt.run.target_sweep import computed_in, targets_by_pair
 from edge_opt.run.variants import pruned_model
 from edge_opt.search.space import Pair
 from edge_opt.search.sweep_progress import Listener, Notice
@@ -190,7 +190,7 @@ def _tightest(
     forecasts = []
     for budget in budgets:
         profiled = profiles[_profile_key(config, candidate, budget)]
-        [it] = predictions(profiled, [target], candidate.precision, config.target_threads)
+        [it] = predictions(profiled, [target], computed_in(target, candidate.precision), config.target_threads)
         if it.seconds is not None and it.low is not None and it.high is not None:
             reason = (
                 f"{budget.text}: predicted {units.duration(it.seconds)} on {it.target}, 95 % confident of more than "

@@ -84,13 +84,16 @@ def targets_by_pair(config: RunConfig) -> tuple[Mapping[Pair, ResolvedTarget], .
     """Return each target of a configuration, as it answers in each precision and runtime of this machine.
 
     A precision without published times is left to the roofline only if all are: a roofline is not comparable with
-    costs that were fitted to times.
+    costs that were fitted to times. Accelerators without fp32 run float files in fp16.
     """
-    wanted: tuple[Precision, ...] = ("fp32", *config.precisions)
+    wanted: tuple[Precision, ...] = ("fp32", "fp16", *config.precisions)
     every = {precision: resolve_targets_of(config, precision) for precision in wanted}
     targets: list[Mapping[Pair, ResolvedTarget]] = []
     for number in range(len(config.targets)):
         by_precision = {precision: resolved[number] for precision, resolved in every.items()}
+        in_fp16 = by_precision["fp16"] if "fp16" in config.precisions else by_precision.pop("fp16")
+        if by_precision["fp32"].platform is None and in_fp16.platform is not None:
+            by_precision["fp32"] = in_fp16
         has_times = any(target.platform is not None for target in by_precision.values())
         by_pair: dict[Pair, ResolvedTarget] = {}
         for precision, target in by_precision.items():
@@ -128,6 +131,12 @@ def _built_with(target: ResolvedTarget) -> str:
     return "litert" if is_tflm else runtime_here(target.platform)
 
 
+def computed_in(target: ResolvedTarget, precision: Precision) -> Precision:
+    """Return the precision that a file of a precision is computed in there."""
+    is_half = precision == "fp32" and target.platform is not None and target.platform.precision == "fp16"
+    return "fp16" if is_half else precision
+
+
 Name = TypeVar("Name")
 
 
@@ -142,7 +151,8 @@ def times_on_target(
         for pair in pairs:
             target = there.get(pair)
             if target is not None:
-                [predicted] = predictions(profiled, [target], pair[0], job.config.target_threads)
+                precision = computed_in(target, pair[0])
+                [predicted] = predictions(profiled, [target], precision, job.config.target_threads)
                 if predicted.seconds is not None:
                     times[name, pair] = predicted.seconds
     return times
@@ -210,7 +220,11 @@ class TargetFiguring:
         if profile is None or target is None:
             return None
         threads, file = self.config.target_threads, self._file(candidate)
-        [predicted] = predictions(profile, [target], candidate.precision, threads, file)
+        precision = computed_in(target, candidate.precision)
+        [predicted] = predictions(profile, [target], precision, threads, file)
+        if precision != candidate.precision:
+            remark = f"{target.name} computes it in {precision}; its accuracy was measured in {candidate.precision}"
+            predicted = replace(predicted, remarks=(remark, *predicted.remarks))
         return predicted, None if target.calibration is not None else variant_on(profile, target)
 
     def _figures(self, candidate: Candidate, size_bytes: int) -> TargetFigures:
@@ -332,7 +346,7 @@ class TargetFiguring:
                 costs = target.platform.costs
                 platform = replace(target.platform, costs=replace(costs, mean=costs.mean + math.log(factor)))
                 target = replace(target, platform=platform)
-            variant = ModelVariant(profile, precision=candidate.precision)
+            variant = ModelVariant(profile, precision=computed_in(target, candidate.precision))
             sides.append(variant.on_target(target, threads=self.config.target_threads))
         if any(side.predicted is None or side.predicted.prediction.seconds is None for side in sides):
             return None
