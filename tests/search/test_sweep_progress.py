@@ -68,17 +68,19 @@ def test_a_log_is_not_silent_while_a_step_takes_long(monkeypatch: pytest.MonkeyP
     now, out = [0.0], io.StringIO()
     with progress("plain", out, clock=lambda: now[0]) as listener:
         listener(StepStarted("training Net: 12 epochs"))
-        report_progress("epoch 3 of 12, loss 0.5", 0.25)
+        now[0] = 5.0  # loading the data
+        report_progress("epoch 3 of 12, loss 0.6", 0.25)
         now[0] = 13.0
         time.sleep(0.1)
         assert out.getvalue() == "training Net: 12 epochs\n"
+        report_progress("epoch 6 of 12, loss 0.5", 0.5)
         now[0] = 15.0
         deadline = time.monotonic() + 30
         while "so far" not in out.getvalue() and time.monotonic() < deadline:
             time.sleep(0.01)
     assert out.getvalue().splitlines()[1] == (
-        # a quarter in 15 s
-        "  training Net: 12 epochs: epoch 3 of 12, loss 0.5 (15 s so far; about 45 s left in this step)"
+        # a quarter in 10 s, two quarters are left
+        "  training Net: 12 epochs: epoch 6 of 12, loss 0.5 (15 s so far; about 20 s left in this step)"
     )
 
 

@@ -117,6 +117,7 @@ class SweepProgress:
         after_s: Seconds that are expected after the last candidate.
         step: The step that goes on outside of candidates, and since when; None while candidates run.
         detail: What the running step says of itself, such as its epoch, and the share of it that is done.
+        shares_since: When it first said a share, and which: what came before, such as loading data, has no share.
         begun_s: When the first event came.
         now_s: The moment that times refer to.
     """
@@ -131,6 +132,7 @@ class SweepProgress:
     after_s: float = 0.0
     step: tuple[StepStarted, float] | None = None
     detail: tuple[str, float | None] = ("", None)
+    shares_since: tuple[float, float] | None = None
     begun_s: float | None = None
     now_s: float = 0.0
 
@@ -138,7 +140,7 @@ class SweepProgress:
         """Add an event that came at a moment of the clock."""
         self.begun_s, self.now_s = now_s if self.begun_s is None else self.begun_s, now_s
         if not isinstance(event, Notice):
-            self.detail = "", None
+            self.detail, self.shares_since = ("", None), None
         if isinstance(event, StepStarted):
             self.step = event, now_s
         elif isinstance(event, SweepStarted):
@@ -157,6 +159,12 @@ class SweepProgress:
             if event.trial.candidate.key != self.baseline:
                 self.trials.append(event.trial)
             self.built.discard(event.trial.candidate.key)
+
+    def report(self, text: str, share: float | None, now_s: float) -> None:
+        """Take over what the running step says of itself."""
+        self.detail = text, share
+        if share is not None and (self.shares_since is None or share < self.shares_since[1]):
+            self.shares_since = now_s, share
 
     @property
     def done(self) -> int:
@@ -190,9 +198,12 @@ class SweepProgress:
     def left(self) -> str:
         """The time left in words: of the run, or of the running step where nothing more is known."""
         share, left_s = self.detail[1], self.seconds_left
-        if left_s is not None or self.step is None or not share:
+        if left_s is not None or self.step is None or share is None or self.shares_since is None:
             return time_left(left_s)
-        return f"{time_left((self.now_s - self.step[1]) * (1 - share) / share)} in this step"
+        since, first = self.shares_since
+        return (
+            f"{time_left((self.now_s - since) * (1 - share) / (share - first))} in this step" if share > first else ""
+        )
 
     @property
     def now(self) -> str:
@@ -309,7 +320,7 @@ def _shown(out: TextIO, clock: Clock, is_live: bool) -> Iterator[Listener]:
             show(_lines(event, sums), True)
 
     def report(step: str, share: float | None) -> None:
-        sums.detail = step, share
+        sums.report(step, share, clock())
 
     def look() -> None:
         while not stopped.wait(_TICK_S):
