@@ -201,6 +201,21 @@ def test_a_process_that_still_imports_ends_at_once_when_nobody_needs_it(
     assert time.monotonic() - begun < 1.5
 
 
+def test_data_that_starts_threads_costs_one_process_not_one_per_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["import threading, time", "def load(_):", "    threading.Thread(target=time.sleep, args=(60,)).start()"]
+    (tmp_path / "sweep_jobs_thread.py").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    space, seen = Space((0.0,), ("fp32",), ("torch",)), []
+    with keep_fork_servers():
+        for name in ("first", "second"):
+            job = Arithmetic(tmp_path / "log")
+            run_sweep(job, space, folder=tmp_path / name, preload=["?sweep_jobs_thread:load data"])
+            seen.append(fork_servers())
+    assert len(seen[0]) == 1 and seen[0] == seen[1]
+
+
 def test_after_an_error_no_process_is_kept(tmp_path: Path) -> None:
     space = Space((0.0,), ("fp32",), ("torch",))
     with pytest.raises(InvalidInput, match="cannot import nowhere"), keep_fork_servers():

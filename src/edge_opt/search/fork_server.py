@@ -101,7 +101,7 @@ def _import_all(names: list[str]) -> dict[str, Any]:
                 continue
             return {"refused": f"cannot import {name}: {type(error).__name__}: {error}"}
         # Imported libraries take care of that themselves; what code of the user's starts does not.
-        if argument and _threads() > threads:
+        if argument and _has_more_threads(threads):
             # A forked child would lack these threads: the parent starts a server that does without this name.
             return {"leave_out": name}
     # Imported objects live as long as the process. Frozen, they are not visited by the garbage collector of a child,
@@ -154,6 +154,15 @@ def _threads() -> int:
         return sum(1 for _ in Path("/proc/self/task").iterdir())
     except OSError:
         return 1
+
+
+def _has_more_threads(count: int) -> bool:
+    """Return whether this process has more threads than that, and keeps them."""
+    for _ in range(20):
+        if _threads() <= count:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _reply(replies: int, message: dict[str, Any]) -> None:

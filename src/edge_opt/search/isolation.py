@@ -136,7 +136,8 @@ class _ServerProcess:
     def add(self, preload: Sequence[str]) -> None:
         """Let it import what it has not yet; of data that functions load, it holds one sweep's only."""
         holds_data = any(" " in name for name in self._preload)
-        missing = [name for name in preload if name not in self._preload and not (holds_data and " " in name)]
+        known = {*self._preload, *_left_out}
+        missing = [name for name in preload if name not in known and not (holds_data and " " in name)]
         if missing:
             self._preload += missing
             self._unready += 1
@@ -184,6 +185,8 @@ class _ServerProcess:
         self.replies.close()
 
 
+# What starts threads, so that no fork server prepares it again.
+_left_out: set[str] = set()
 # Fork servers that wait for the next sweep; None outside of `keep_fork_servers`.
 _waiting: list[_ServerProcess] | None = None
 _waiting_lock = threading.Lock()
@@ -315,6 +318,7 @@ class Isolation:
         except _StartsThreads as error:
             self.close()
             self._preload.remove(str(error))
+            _left_out.add(str(error))
             return self._started()
         except BaseException:
             self.close()
