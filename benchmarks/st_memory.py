@@ -41,7 +41,7 @@ class Net:
 
     def tensor(self, shape: Sequence[int], is_constant: bool = False, dtype: str = "int8", scales: int = 1) -> int:
         name = str(len(self.tensors))
-        self.tensors.append(TflmTensor(name, tuple(shape), dtype, is_constant, False, scales, scales, ()))
+        self.tensors.append(TflmTensor(name, tuple(shape), dtype, is_constant, False, scales, ()))
         return len(self.tensors) - 1
 
     @property
@@ -52,9 +52,7 @@ class Net:
         self.at = self.tensor(shape)
         tensors = tuple(self.tensors[index] for index in inputs)
         output = (self.tensors[self.at],)
-        self.operators.append(
-            TflmOperator(op, False, tensors, output, (), tuple(inputs), (self.at,), options, (), ("", ""))
-        )
+        self.operators.append(TflmOperator(op, False, tensors, output, tuple(inputs), (self.at,), options))
         return self.at
 
     def conv(

@@ -390,7 +390,7 @@ def test_a_file_in_float_is_advised_int8() -> None:
 
 def test_an_unchanged_plan_has_the_same_head(tmp_path: Path) -> None:
     graph = read_tflm(many_small(tmp_path))
-    arena = tflm_arena(graph, TflmBuild("reference", "dsp", 4, 1, False))
+    arena = tflm_arena(graph, TflmBuild("reference", "dsp", 4, 1))
     assert replanned_head(arena.buffers, {}) == arena.head_bytes
 
 

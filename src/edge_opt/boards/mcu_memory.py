@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from edge_opt import units
 from edge_opt._support.checks import check_one_of
@@ -23,7 +23,7 @@ from edge_opt.model_files.file_model import FileModel
 from edge_opt.model_files.tflite_reader import Flatbuffer
 from edge_opt.model_files.tflm_arena import PlannedBuffer, TflmArena, replanned_head, tflm_arena
 from edge_opt.model_files.tflm_graph import TflmGraph, read_tflm
-from edge_opt.model_files.tflm_kernels import Extension, Kernels, TflmBuild
+from edge_opt.model_files.tflm_kernels import Kernels, TflmBuild
 from edge_opt.model_files.tflm_lowering import lowered
 from edge_opt.model_files.tflm_support import code_size, refusal, registered_name
 from edge_opt.records.devices import DeviceSpec
@@ -48,22 +48,10 @@ _RAM_MARGIN = "stack, interpreter, drivers and the application"
 _FLASH_MARGIN = "start-up code, drivers and the application"
 
 
-class Core(NamedTuple):
-    """A processor core as TFLM sees it."""
-
-    extension: Extension
-    pointer_bytes: int = 4
-    enum_bytes: int = 1
-
-    @property
-    def is_arm(self) -> bool:
-        return self.enum_bytes == 1
-
-
-_DSP, _MVE, _PLAIN = Core("dsp"), Core("mve"), Core("none")
-_OTHER, _HOST = Core("none", enum_bytes=4), Core("none", 8, 4)
+_DSP, _MVE, _PLAIN = (TflmBuild("reference", extension) for extension in ("dsp", "mve", "none"))
+_OTHER, _HOST = TflmBuild("reference", "none", enum_bytes=4), TflmBuild("reference", "none", 8, 4)
 # On a host it is the recording interpreter of the package `tflite-micro`.
-CORES: Mapping[str, Core] = {
+CORES: Mapping[str, TflmBuild] = {
     "cortex-m0": _PLAIN, "cortex-m0plus": _PLAIN, "cortex-m0+": _PLAIN, "cortex-m3": _PLAIN, "cortex-m23": _PLAIN,
     "no-dsp": _PLAIN, "no-dsp-(m0,m0+,m3)": _PLAIN, "cortex-m4": _DSP, "cortex-m4f": _DSP, "cortex-m7": _DSP,
     "cortex-m33": _DSP, "cortex-m35p": _DSP, "cortex-m55": _MVE, "cortex-m85": _MVE, "cortex-m52": _MVE,
@@ -78,7 +66,6 @@ def mcu_memory(
     core: str | DeviceSpec = "cortex-m4",
     kernels: Kernels = "reference",
     precision: Literal["int8", "fp32"] = "int8",
-    resource_variables: int | None = None,
     runtime: Literal["tflm", "st-edge-ai", "vela", "executorch"] = "tflm",
 ) -> McuMemory:
     """Return the RAM and flash that a runtime needs for a model, without running it.
@@ -95,7 +82,6 @@ def mcu_memory(
             `tflite-micro`, or a board of the catalog, such as "rp2040".
         kernels: "reference" for TFLM's own kernels, or "cmsis-nn" where the core is an Arm Cortex-M.
         precision: Of a module: "int8" for a quantized file (static, inputs in int8), or "fp32". A file has its own.
-        resource_variables: Size of the application's table of resource variables; default: what the file needs.
         runtime: "tflm" for TensorFlow Lite Micro, "st-edge-ai" (int8, on an Arm Cortex-M), or "vela": TFLM with the
             file that Arm's Vela compiles for the Ethos-U of a board; "executorch": planned memory of a `.pte` file.
 
@@ -106,17 +92,17 @@ def mcu_memory(
     """
     check_one_of("kernels", kernels, get_args(Kernels))
     check_one_of("runtime", runtime, ("tflm", ST_RUNTIME, VELA, EXECUTORCH))
-    spec, name, cpu = find_core(core)
-    if kernels == "cmsis-nn" and not cpu.is_arm:
+    spec, name, build = find_core(core)
+    build = replace(build, kernels=kernels)
+    if build.is_cmsis and not build.is_arm:
         raise InvalidInput(f"CMSIS-NN is for Arm Cortex-M, and {name} is not one; pass kernels='reference'")
-    build = TflmBuild(kernels, cpu.extension, cpu.pointer_bytes, cpu.enum_bytes, cpu.pointer_bytes == 8)
     if runtime == VELA:
         return _vela_record(compiled_by_vela(_file(model), spec), build, name, spec)
     if runtime == EXECUTORCH:
         return _executorch_record(_file(model, ".pte"), name)
     graph = _graph(model, inputs, precision)
     if runtime == ST_RUNTIME:
-        if not cpu.is_arm or _precision(graph) != "int8":
+        if not build.is_arm or _precision(graph) != "int8":
             raise InvalidInput(
                 f"ST Edge AI is known in int8 on an Arm Cortex-M, and this is {_precision(graph)} on {name}; "
                 "pass runtime='tflm'"
@@ -126,11 +112,11 @@ def mcu_memory(
         why = refusal(graph)
         if why is not None:
             raise UnreadableModel(f"{why}; convert it with types and operators that TFLM has")
-        return memory_of(graph, tflm_arena(graph, build, resource_variables), build, name, spec)
+        return memory_of(graph, tflm_arena(graph, build), build, name, spec)
 
 
-def find_core(core: str | DeviceSpec) -> tuple[DeviceSpec | None, str, Core]:
-    """Return the board where one is named, its name, and the core."""
+def find_core(core: str | DeviceSpec) -> tuple[DeviceSpec | None, str, TflmBuild]:
+    """Return the board where one is named, its name, and TFLM on its core with the reference kernels."""
     if isinstance(core, str) and (known := CORES.get(normalized(core))) is not None:
         return None, normalized(core), known
     try:
@@ -325,9 +311,9 @@ def _with_memory(
     prediction: Prediction, target: ResolvedTarget, profile: ModelProfile, model: Any, runtime: str | None
 ) -> Prediction:
     if runtime == VELA:
-        kernels, cpu = kernels_on(target), find_core(target.spec)[2]
         run = compiled_by_vela(_file(model.file if isinstance(model, FileModel) else None), target.spec)
-        mcu = _vela_record(run, TflmBuild(kernels, cpu.extension), target.spec.name, target.spec)
+        build = replace(find_core(target.spec)[2], kernels=kernels_on(target))
+        mcu = _vela_record(run, build, target.spec.name, target.spec)
         seconds = None if run.cpu_operators else run.seconds
         remarks, outside = (run.note, _DRIVER), run.cpu_operators
         return replace(prediction, mcu=mcu, seconds=seconds, basis="vendor", remarks=remarks, outside=outside)
@@ -417,9 +403,9 @@ def _verdicts(spec: DeviceSpec, arena_bytes: int, flash_bytes: int, unsure: floa
 
 def _notes(build: TflmBuild, spec: DeviceSpec | None) -> tuple[str, ...]:
     notes = ["TFLM of 2026-08-20; another date moves the figures by some bytes per operator"]
-    if build.pointer_bytes == 8:
+    if build.is_host:
         notes.append("a host with the recording interpreter; a microcontroller needs less")
-    if build.extension != "dsp" or build.enum_bytes != 1:
+    if build.extension != "dsp" or not build.is_arm:
         notes.append("code sizes are those of a Cortex-M4; this core's were not measured")
     if spec is not None and spec.microcontroller is not None and not spec.microcontroller.executes_in_place:
         notes.append("this device copies code and weights from flash to RAM: both count as RAM")

@@ -75,7 +75,7 @@ class GraphWriter:
         scales = self.scales if scales < 0 else scales
         dtype = dtype or self.dtype
         name = f"{self.layer} ({len(self.tensors)})"
-        tensor = TflmTensor(name, tuple(shape), dtype, is_constant, False, scales, scales, values)
+        tensor = TflmTensor(name, tuple(shape), dtype, is_constant, False, scales, values)
         self.tensors.append(tensor)
         return len(self.tensors) - 1
 
@@ -91,7 +91,7 @@ class GraphWriter:
         index = self._tensor(shape, dtype=dtype, scales=0 if dtype == "float32" else -1)
         tensors = tuple(self.tensors[place] for place in inputs)
         self.operators.append(
-            TflmOperator(op, False, tensors, (self.tensors[index],), (), tuple(inputs), (index,), options, (), ("", ""))
+            TflmOperator(op, False, tensors, (self.tensors[index],), tuple(inputs), (index,), options)
         )
         self.makers[index] = len(self.operators) - 1
         return index

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from edge_opt.model_files.file_graph import (
     read_errors,
 )
 
+T = TypeVar("T")
 IDENTIFIER = b"TFL3"
 # Tables may point at the same vector again and again: what is read in all is bounded, not only each part of it.
 _MOST_READ = 4_000_000
@@ -259,15 +261,59 @@ def stored_bytes(shape: tuple[int, ...], dtype: str | None) -> int:
     return prod(shape) * (width or np.dtype(_NUMPY.get(dtype or "", "u1")).itemsize)
 
 
-class _TfliteReader:
+class TfliteTables:
+    """The tables of one file, and what they refer to by number."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.data = mapped(Path(path))
+        if bytes(self.data[4:8]) != IDENTIFIER:
+            raise UnreadableModel("it does not begin like a TFLite model")
+        self.model = Flatbuffer(self.data).root()
+        self.codes = [_operator(code) for code in self.model.tables(1)]
+        self.subgraphs = self.model.tables(2)
+        self.buffers = self.model.tables(4)
+
+    def buffer(self, index: int, name: str) -> memoryview | None:
+        """Return the bytes of a constant, inside its table or behind all tables; None where there are none."""
+        if not 0 <= index < len(self.buffers):
+            raise UnreadableModel(f"the tensor {name!r} is said to be in buffer {index} of {len(self.buffers)}")
+        table = self.buffers[index]
+        offset, size = table.number(1, "Q"), table.number(2, "Q")
+        if offset > 1 and size:
+            if offset + size > len(self.data):
+                raise UnreadableModel(f"the weights {name!r} end behind the file; it is cut off")
+            return self.data[offset : offset + size]
+        return table.raw(0) or None
+
+    def kind(self, table: Table, index: int) -> tuple[str, str]:
+        """Return the domain and the name of an operator."""
+        code: int = table.number(0, "I")
+        if code >= len(self.codes):
+            raise UnreadableModel(f"operator {index} is of kind {code}, and the file has {len(self.codes)}")
+        return self.codes[code]
+
+
+def operator_tables(subgraph: Table) -> list[Table]:
+    """Return the operators of a graph."""
+    tables = subgraph.tables(3)
+    if len(tables) > MOST_NODES:
+        raise UnreadableModel(f"it has {len(tables):,} operators, and more than {MOST_NODES:,} are not followed")
+    return tables
+
+
+def picked(tensors: Sequence[T], indices: tuple[int, ...]) -> tuple[T | None, ...]:
+    """Return tensors by their numbers; None for -1, an optional tensor that is left out."""
+    wrong = next((index for index in indices if not -1 <= index < len(tensors)), None)
+    if wrong is not None:
+        raise UnreadableModel(f"it has {len(tensors)} tensors, and number {wrong} is asked for")
+    return tuple(None if index < 0 else tensors[index] for index in indices)
+
+
+class _TfliteReader(TfliteTables):
     """Reads the graphs of one file; one graph may use another, and none itself."""
 
-    def __init__(self, data: memoryview) -> None:
-        self.data = data
-        model = Flatbuffer(data).root()
-        self.codes = [_operator(code) for code in model.tables(1)]
-        self.subgraphs = model.tables(2)
-        self.buffers = model.tables(4)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
         self.inside: list[int] = []
         self.graphs: dict[int, FileGraph] = {}
         self.node_counts: dict[int, int] = {}  # of each graph with those that it calls, by its identity
@@ -291,10 +337,7 @@ class _TfliteReader:
 
     def _read(self, table: Table) -> FileGraph:
         tensors = self._tensors(table.tables(0))
-        operators = table.tables(3)
-        if len(operators) > MOST_NODES:
-            raise UnreadableModel(f"it has {len(operators):,} operators, and more than {MOST_NODES:,} are not followed")
-        nodes = tuple(self._node(tensor, tensors, index) for index, tensor in enumerate(operators))
+        nodes = tuple(self._node(entry, tensors, index) for index, entry in enumerate(operator_tables(table)))
         read = {name for node in nodes for name in node.inputs}
         written = {name for node in nodes for name in node.outputs}
         inputs, outputs = (self._named(table.numbers(number), tensors) for number in (1, 2))
@@ -342,7 +385,7 @@ class _TfliteReader:
         dtype = TYPES[number]
         # A dimension that may change is 1 if the file has no better value.
         closed = tuple(max(size, 1) if size < 0 else size for size in shape)
-        tensor = Tensor(name, closed, signature or shape, dtype, self._buffer(table.number(2, "I"), name))
+        tensor = Tensor(name, closed, signature or shape, dtype, self.buffer(table.number(2, "I"), name))
         if table.table(6) is not None:
             raise UnreadableModel(f"the weights {name!r} are sparse, which is not counted; make them dense")
         if tensor.data is not None and dtype is not None and len(tensor.data) != tensor.nbytes:
@@ -351,29 +394,11 @@ class _TfliteReader:
             )
         return tensor
 
-    def _buffer(self, index: int, name: str) -> memoryview | None:
-        """Return the bytes of a constant, inside its table or behind all tables; None where there are none."""
-        if not 0 <= index < len(self.buffers):
-            raise UnreadableModel(f"the tensor {name!r} is said to be in buffer {index} of {len(self.buffers)}")
-        table = self.buffers[index]
-        offset, size = table.number(1, "Q"), table.number(2, "Q")
-        if offset > 1 and size:
-            if offset + size > len(self.data):
-                raise UnreadableModel(f"the weights {name!r} end behind the file; it is cut off")
-            return self.data[offset : offset + size]
-        return table.raw(0) or None
-
     def _named(self, indices: tuple[int, ...], tensors: list[Tensor]) -> tuple[str, ...]:
-        wrong = next((index for index in indices if not -1 <= index < len(tensors)), None)
-        if wrong is not None:
-            raise UnreadableModel(f"it has {len(tensors)} tensors, and number {wrong} is asked for")
-        return tuple("" if index < 0 else tensors[index].name for index in indices)
+        return tuple("" if tensor is None else tensor.name for tensor in picked(tensors, indices))
 
     def _node(self, table: Table, tensors: list[Tensor], index: int) -> FileNode:
-        code = table.number(0, "I")
-        if code >= len(self.codes):
-            raise UnreadableModel(f"operator {index} is of kind {code}, and the file has {len(self.codes)}")
-        domain, op = self.codes[code]
+        domain, op = self.kind(table, index)
         inputs, outputs = (self._named(table.numbers(number), tensors) for number in (1, 2))
         # Options of newer operators have a field of their own.
         settings: dict[str, Any] = options(op, table.table(12 if op == "STABLEHLO_COMPOSITE" else 4))
@@ -406,10 +431,7 @@ def read_tflite(path: str | os.PathLike[str]) -> ModelFile:
         path: The file. Its first graph is the model.
     """
     with read_errors(path):
-        data = mapped(Path(path))
-        if bytes(data[4:8]) != IDENTIFIER:
-            raise UnreadableModel("it does not begin like a TFLite model")
-        graph = _TfliteReader(data).graph(0)
+        graph = _TfliteReader(path).graph(0)
         if not graph.nodes:
             raise UnreadableModel("its graph is empty")
         text = next((value.name for value in graph.inputs if value.dtype is None), None)

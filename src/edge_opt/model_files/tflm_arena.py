@@ -7,7 +7,7 @@ live at the same time. Lifetimes are in steps of a counter that operators and th
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge_opt.errors import UnreadableModel
@@ -26,6 +26,8 @@ ALIGNMENT = 16
 # Lifetime of tensors in graphs that are never called; they take memory that any other may take, too.
 _NEVER = (-1, -1)
 _MOST_BUFFERS = 10_000
+# TFLM's own objects: arena allocator, planner, allocator. A host has the larger recording allocator of `tflite-micro`.
+_OBJECTS_BYTES, _HOST_OBJECTS_BYTES = 36 + 44 + 36, 448
 # Requests for scratch that TFLM has room for while one operator prepares.
 _REQUESTS = 12
 _WEIGHTED = frozenset("CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV".split())
@@ -59,7 +61,6 @@ class TflmArena:
         minimum_bytes: The smallest arena that works, a multiple of 16.
         planning_bytes: What is needed while TFLM plans; above head and tail in nets of many small tensors.
         buffers: The planned buffers with their offsets.
-        scratch_buffers: How many of them are scratch requests; empty requests count.
     """
 
     head_bytes: int
@@ -68,7 +69,6 @@ class TflmArena:
     minimum_bytes: int
     planning_bytes: int
     buffers: tuple[PlannedBuffer, ...]
-    scratch_buffers: int
 
     @property
     def used_bytes(self) -> int:
@@ -76,17 +76,13 @@ class TflmArena:
         return self.head_bytes + self.tail_bytes
 
 
-def tflm_arena(graph: TflmGraph, build: TflmBuild, resource_variables: int | None = None) -> TflmArena:
+def tflm_arena(graph: TflmGraph, build: TflmBuild) -> TflmArena:
     """Return the arena that TFLM needs for a file.
 
     Args:
         graph: The file.
         build: Kernels, core and ABI.
-        resource_variables: Size of the application's table of variables; None: exactly as many as the file has.
     """
-    if resource_variables is None:
-        names = {operator.variable_name for operator in graph.operators() if operator.op == "VAR_HANDLE"}
-        resource_variables = len(names)
     requests = [
         (index, position, nbytes)
         for index, subgraph in enumerate(graph.subgraphs)
@@ -96,13 +92,13 @@ def tflm_arena(graph: TflmGraph, build: TflmBuild, resource_variables: int | Non
     buffers = _placed(planned_buffers(graph, requests))
     head = _end(buffers)
     tail = _Tail()
-    preparing = _stack_persistent(tail, graph, build, resource_variables, len(requests))
+    preparing = _stack_persistent(tail, graph, build, len(requests))
     before_ports = tail.nbytes
     _stack_ports(tail, graph.subgraphs[0], build)
     work = _planning_bytes(graph, build, len(requests), len(buffers))
     planning = aligned(before_ports, ALIGNMENT) + work
     minimum = aligned(max(head + tail.nbytes, planning, preparing), ALIGNMENT)
-    return TflmArena(head, tail.nbytes, tail.parts, minimum, planning, tuple(buffers), len(requests))
+    return TflmArena(head, tail.nbytes, tail.parts, minimum, planning, tuple(buffers))
 
 
 def _end(buffers: Sequence[PlannedBuffer]) -> int:
@@ -132,16 +128,13 @@ class _Tail:
         self.nbytes = after
 
 
-def _stack_persistent(
-    tail: _Tail, graph: TflmGraph, build: TflmBuild, resource_variables: int, scratch_requests: int
-) -> int:
+def _stack_persistent(tail: _Tail, graph: TflmGraph, build: TflmBuild, scratch_requests: int) -> int:
     """Stack what stays; return the arena that operators need while they prepare."""
-    word = build.pointer_bytes
-    for nbytes in _interpreter_objects(build):
-        tail.push("interpreter", nbytes, word)
-    if resource_variables:
+    word, variables = build.pointer_bytes, set(graph.variables().values())
+    tail.push("interpreter", _HOST_OBJECTS_BYTES if build.is_host else _OBJECTS_BYTES, word)
+    if variables:
         tail.push("resource table", build.struct("p2i")[0], ALIGNMENT)
-        tail.push("resource table", 5 * word * resource_variables, ALIGNMENT)
+        tail.push("resource table", 5 * word * len(variables), ALIGNMENT)
     tail.push("interpreter", 2 * word, word)
     tail.push("interpreter", (8 if word == 4 else 24) * len(graph.subgraphs), word)
     for subgraph in graph.subgraphs:
@@ -172,19 +165,13 @@ def _stack_prepared(tail: _Tail, graph: TflmGraph, build: TflmBuild) -> int:
     """
     preparing, scratch_requests = 0, _REQUESTS
     assigned: set[tuple[str, str]] = set()
-    handles = {
-        (number, operator.output_indices[0]): operator.variable_name
-        for number, subgraph in enumerate(graph.subgraphs)
-        for operator in subgraph.operators
-        if operator.op == "VAR_HANDLE"
-    }
+    variables = graph.variables()
     for number, subgraph in enumerate(graph.subgraphs):
         for operator in subgraph.operators:
             if operator.op == "ASSIGN_VARIABLE":
-                variable = handles.get((number, operator.input_indices[0]), ("", str(operator.input_indices[0])))
-                value = operator.inputs[1]
-                if variable not in assigned and value is not None:
-                    tail.push("operator data", value.nbytes, ALIGNMENT)
+                variable = variables.get((number, operator.input_indices[0]), ("", str(operator.input_indices[0])))
+                if variable not in assigned:
+                    tail.push("operator data", operator.needed(1).nbytes, ALIGNMENT)
                 assigned.add(variable)
             for nbytes in prepared_bytes(operator, build):
                 tail.push("operator data", nbytes, ALIGNMENT)
@@ -213,19 +200,7 @@ def _record_bytes(tensor: TflmTensor, build: TflmBuild) -> int:
     """Return the bytes of the record of a tensor, its scales and its zero points."""
     word = build.pointer_bytes
     record = {(4, 1): 32, (4, 4): 40}.get((word, build.enum_bytes), 64)
-    is_quantized = tensor.scales and tensor.zero_points
-    return record + (build.struct("2pi")[0] + aligned(4 + 4 * tensor.scales, word) if is_quantized else 0)
-
-
-def _interpreter_objects(build: TflmBuild) -> tuple[int, ...]:
-    """Return the bytes of TFLM's own objects: arena allocator, planner, allocator."""
-    if build.pointer_bytes == 8:
-        return _HOST_OBJECTS
-    return (52, 44, 124) if build.is_recording else (36, 44, 36)
-
-
-# With the recording allocator, as in the package `tflite-micro`; only their sum was measured.
-_HOST_OBJECTS = (448,)
+    return record + (build.struct("2pi")[0] + aligned(4 + 4 * tensor.scales, word) if tensor.scales else 0)
 
 
 def _stack_ports(tail: _Tail, subgraph: TflmSubgraph, build: TflmBuild) -> None:
@@ -251,18 +226,12 @@ def planned_buffers(graph: TflmGraph, requests: Sequence[tuple[int, int, int]] =
     lives = _Lives(graph)
     lives.walk(0)
     buffers: list[PlannedBuffer] = []
-    handles = {
-        (number, index)
-        for number, subgraph in enumerate(graph.subgraphs)
-        for operator in subgraph.operators
-        if operator.op == "VAR_HANDLE"
-        for index in operator.output_indices
-    }
+    variables = graph.variables()
     offsets = iter(graph.offline_offsets)
     for number, subgraph in enumerate(graph.subgraphs):
         for index, tensor in enumerate(subgraph.tensors):
             offline = next(offsets, -1)
-            is_kept = tensor.is_constant or tensor.is_variable or (number, index) in handles
+            is_kept = tensor.is_constant or tensor.is_variable or (number, index) in variables
             if is_kept or not tensor.nbytes:
                 continue
             first, last = lives.tensors.get((number, index), _NEVER)
@@ -287,11 +256,7 @@ class _Lives:
         self.tensors: dict[tuple[int, int], tuple[int, int]] = {}
         self.operators: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def _born(self, number: int, index: int) -> None:
-        if index >= 0 and (number, index) not in self.tensors:
-            self.tensors[number, index] = (self.step, self.step)
-
-    def _used(self, number: int, index: int) -> None:
+    def _seen(self, number: int, index: int) -> None:
         if index >= 0:
             first = self.tensors.get((number, index), (self.step, 0))[0]
             self.tensors[number, index] = (first, self.step)
@@ -302,50 +267,42 @@ class _Lives:
             raise UnreadableModel(f"its graphs call each other for more than {MOST_NODES:,} operators")
         subgraph = self.graph.subgraphs[number]
         for index in subgraph.inputs:
-            self._born(number, index)
-            self._used(number, index)
+            self._seen(number, index)
         for position, operator in enumerate(subgraph.operators):
             self.step += 1
             first = self.step
             for index in operator.output_indices:
-                self._born(number, index)
-            if operator.op in ("CALL_ONCE", "IF", "WHILE"):
-                for called in operator.subgraphs:
-                    self.step += 1
-                    self.walk(called)
+                self._seen(number, index)
+            for called in operator.subgraphs:
+                self.step += 1
+                self.walk(called)
             for index in (*operator.input_indices, *operator.output_indices):
-                self._used(number, index)
+                self._seen(number, index)
             self.operators[number, position] = (first, self.step)
         for index in subgraph.outputs:
-            self._used(number, index)
+            self._seen(number, index)
 
 
 def _placed(buffers: Sequence[PlannedBuffer]) -> list[PlannedBuffer]:
     """Return the buffers with their offsets, in the order of placement."""
+    fixed = [buffer for buffer in buffers if buffer.offline_offset is not None]
+    free = [buffer for buffer in reversed(buffers) if buffer.offline_offset is None]
     placed: list[PlannedBuffer] = []
-    by_offset: list[tuple[int, int, PlannedBuffer]] = []
-    for buffer in _order(buffers):
+    by_offset: list[PlannedBuffer] = []
+    # From large to small; of equal ones the later first.
+    for buffer in (*fixed, *sorted(free, key=lambda buffer: -buffer.size)):
         offset = buffer.offline_offset if buffer.offline_offset is not None else _lowest_gap(buffer, by_offset)
-        buffer = replace(buffer, offset=offset)
-        insort(by_offset, (offset, len(placed), buffer), key=lambda entry: entry[:2])
-        placed.append(buffer)
+        placed.append(replace(buffer, offset=offset))
+        insort(by_offset, placed[-1], key=lambda other: other.offset)
     return placed
 
 
-def _order(buffers: Sequence[PlannedBuffer]) -> Iterator[PlannedBuffer]:
-    """Yield what has an offset already, then the rest from large to small; of equal ones the later first."""
-    yield from (buffer for buffer in buffers if buffer.offline_offset is not None)
-    yield from sorted(
-        (buffer for buffer in reversed(buffers) if buffer.offline_offset is None), key=lambda buffer: -buffer.size
-    )
-
-
-def _lowest_gap(buffer: PlannedBuffer, by_offset: Sequence[tuple[int, int, PlannedBuffer]]) -> int:
+def _lowest_gap(buffer: PlannedBuffer, by_offset: Sequence[PlannedBuffer]) -> int:
     end = 0
-    for offset, _, other in by_offset:
+    for other in by_offset:
         if other.first > buffer.last or other.last < buffer.first:
             continue
-        if offset - end >= buffer.size:
+        if other.offset - end >= buffer.size:
             return end
-        end = max(end, offset + other.size)
+        end = max(end, other.offset + other.size)
     return end

@@ -91,17 +91,13 @@ def _type_error(operator: TflmOperator) -> str | None:
         return f"its factors are in {source.dtype} and {second.dtype}"
     if op == "GATHER" and second is not None and second.dtype != "int32":
         return f"positions in {second.dtype} are not supported"
-    if op in _NEED_SCALES and source.dtype in ("int8", "int16") and not _has_scale(operator.outputs[0]):
+    if op in _NEED_SCALES and source.is_quantized and not operator.outputs[0].scales:
         return "its output has no scale"
     if op == "SQUEEZE":
         return _squeeze_error(source, operator.options["axes"])
     if op == "UNIDIRECTIONAL_SEQUENCE_LSTM" and len(operator.inputs) != 24:
         return f"it has {len(operator.inputs)} inputs, and TFLM needs 24"
     return None
-
-
-def _has_scale(tensor: TflmTensor) -> bool:
-    return tensor.scales > 0 and tensor.zero_points > 0
 
 
 def _squeeze_error(source: TflmTensor, axes: Collection[int]) -> str | None:
