@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,7 +23,7 @@ from edge_opt.model_files.file_graph import read_errors
 from edge_opt.model_files.file_model import FileModel
 from edge_opt.model_files.tflite_reader import Flatbuffer
 from edge_opt.model_files.tflm_arena import PlannedBuffer, TflmArena, replanned_head, tflm_arena
-from edge_opt.model_files.tflm_graph import TflmGraph, read_tflm
+from edge_opt.model_files.tflm_graph import TflmGraph, TflmOperator, read_tflm
 from edge_opt.model_files.tflm_kernels import Kernels, TflmBuild
 from edge_opt.model_files.tflm_lowering import lowered
 from edge_opt.model_files.tflm_support import code_size, refusal, registered_name
@@ -112,7 +113,7 @@ def mcu_memory(
         why = refusal(graph)
         if why is not None:
             raise UnreadableModel(f"{why}; convert it with types and operators that TFLM has")
-        return memory_of(graph, tflm_arena(graph, build), build, name, spec)
+        return _tflm_record(graph, build, name, spec)
 
 
 def find_core(core: str | DeviceSpec) -> tuple[DeviceSpec | None, str, TflmBuild]:
@@ -153,8 +154,9 @@ def _file(model: Any, suffix: str = ".tflite") -> Path:
     return file
 
 
-def memory_of(graph: TflmGraph, arena: TflmArena, build: TflmBuild, name: str, spec: DeviceSpec | None) -> McuMemory:
-    """Return the record of an arena and the flash of its operators, with verdicts where a board is known."""
+def _tflm_record(graph: TflmGraph, build: TflmBuild, name: str, spec: DeviceSpec | None) -> McuMemory:
+    """Return the record of the arena and the flash of the operators, with verdicts where a board is known."""
+    arena = tflm_arena(graph, build)
     operators = sorted({registered_name(operator) for operator in graph.operators()})
     code = code_size(operators, build.kernels, build.extension == "mve")
     flash = (
@@ -174,19 +176,18 @@ def memory_of(graph: TflmGraph, arena: TflmArena, build: TflmBuild, name: str, s
         core=name,
         kernels=build.kernels,
         arena_bytes=arena.minimum_bytes,
-        arena_used_bytes=arena.used_bytes,
         head_bytes=arena.head_bytes,
         tail_bytes=arena.tail_bytes,
         tail_parts=tuple(MemoryPart(part, nbytes) for part, nbytes in arena.tail_parts.items()),
         planning_bytes=arena.planning_bytes,
         scratch_bytes=sum(buffer.nbytes for buffer in arena.buffers if buffer.is_scratch),
-        peak_tensors=tuple(MemoryPart(_shown(buffer), buffer.nbytes) for buffer in alive),
-        peak_operator=_operator_at(graph, step),
+        peak_tensors=tuple(MemoryPart(buffer.name, buffer.nbytes) for buffer in alive),
+        peak_operator=_named_step(graph, step),
         flash_bytes=flash_bytes,
         flash_parts=flash,
         operators=tuple(operators),
         verdicts=verdicts,
-        notes=(*_notes(build, spec), *([_SPLIT] if graph.is_split else [])),
+        notes=_notes(graph, build, spec),
         precision=_precision(graph),
         advice=_advice(graph, arena, step, alive),
     )
@@ -195,13 +196,19 @@ def memory_of(graph: TflmGraph, arena: TflmArena, build: TflmBuild, name: str, s
 def _st_record(graph: TflmGraph, memory: StMemory, name: str, spec: DeviceSpec | None) -> McuMemory:
     """Return the record of ST Edge AI's activations and flash; its arena is the activations."""
     parts = (MemoryPart("weights and biases", memory.weight_bytes), MemoryPart("code", memory.code_bytes))
-    record = _planned_record(graph.name, name, ST_RUNTIME, memory.activation_bytes, parts)
-    return replace(
-        record,
+    flash_bytes = memory.weight_bytes + memory.code_bytes
+    return McuMemory(
+        model=graph.name,
+        core=name,
+        kernels=ST_RUNTIME,
+        arena_bytes=memory.activation_bytes,
+        head_bytes=memory.activation_bytes,
+        flash_bytes=flash_bytes,
+        flash_parts=parts,
         scratch_bytes=memory.scratch_bytes,
         peak_tensors=tuple(MemoryPart(buffer.name, buffer.nbytes) for buffer in memory.alive),
-        peak_operator=_operator_at(graph, memory.step),
-        verdicts=() if spec is None else _verdicts(spec, record.arena_bytes, record.flash_bytes, _ST_UNSURE),
+        peak_operator=_named_step(graph, memory.step),
+        verdicts=() if spec is None else _verdicts(spec, memory.activation_bytes, flash_bytes, _ST_UNSURE),
         notes=("an estimate, fitted to ST Edge AI 4.0.0 on STM32H7; verdicts add 30 % to the activations",),
     )
 
@@ -215,24 +222,13 @@ def _executorch_record(file: Path, name: str) -> McuMemory:
         plans = Flatbuffer(data).root().tables(1)
         planned = sum(sum(plan.numbers(8, "<i8")) for plan in plans)
     notes = ("not in it, so there is no verdict: code, records of tensors, and memory of delegates such as XNNPACK",)
-    record = _planned_record(file.name, name, EXECUTORCH, planned, (MemoryPart("program file", len(data)),))
-    return replace(record, precision="unknown", notes=notes)
-
-
-def _planned_record(
-    model: str, core: str, runtime: str, planned_bytes: int, flash: tuple[MemoryPart, ...]
-) -> McuMemory:
-    """Return the record of a runtime whose arena is what it planned for activations."""
-    return McuMemory(
-        model=model, core=core, kernels=runtime, arena_bytes=planned_bytes, arena_used_bytes=planned_bytes,
-        head_bytes=planned_bytes, tail_bytes=0, tail_parts=(), planning_bytes=0, scratch_bytes=0, peak_tensors=(),
-        peak_operator="", flash_bytes=sum(part.nbytes for part in flash), flash_parts=flash, operators=(), verdicts=(),
-    )  # fmt: skip
+    parts = (MemoryPart("program file", len(data)),)
+    return McuMemory(file.name, name, EXECUTORCH, planned, planned, len(data), parts, notes=notes, precision="unknown")
 
 
 def _vela_record(run: VelaRun, build: TflmBuild, name: str, spec: DeviceSpec | None) -> McuMemory:
     """Return the record of TFLM with a compiled file, whose activations Vela has placed."""
-    memory = memory_of(run.graph, tflm_arena(run.graph, build), build, name, spec)
+    memory = _tflm_record(run.graph, build, name, spec)
     return replace(memory, kernels=VELA, precision="int8", advice=(), notes=(run.note, _DRIVER, *memory.notes))
 
 
@@ -242,25 +238,24 @@ _IN_PLACE = frozenset("ADD SUB MUL RELU RELU6 LEAKY_RELU LOGISTIC TANH HARD_SWIS
 
 def _advice(graph: TflmGraph, arena: TflmArena, step: int, alive: Sequence[PlannedBuffer]) -> tuple[str, ...]:
     """Return what would lower the arena: each change is planned again, with the sizes that it would leave."""
-    operators = graph.subgraphs[0].operators
-    if not 0 < step <= len(operators) or any(operator.subgraphs for operator in operators):
+    graph_tensors, operator = graph.subgraphs[0].tensors, _operator_at(graph, step)
+    if operator is None:
         return ()
-    operator, tensors = operators[step - 1], [buffer for buffer in alive if not buffer.is_scratch]
-    ports = {graph.subgraphs[0].tensors[index].name for index in graph.subgraphs[0].inputs}
+    tensors = [buffer for buffer in alive if not buffer.is_scratch]
+    ports = {graph_tensors[index].name for index in graph.subgraphs[0].inputs}
     changes: list[tuple[str, dict[str, int]]] = []
     alike = _with_same_channels(graph, tensors[0].name) if tensors else {}
     if alike and not alike.keys() & ports:
         changes.append((f"half the channels of {short_name(next(iter(alike)))}", alike))
     joined = [tensor for tensor in operator.inputs if tensor is not None and not tensor.is_constant]
     if operator.op in _IN_PLACE and joined and joined[0].nbytes == operator.outputs[0].nbytes:
-        output = graph.subgraphs[0].tensors[operator.output_indices[0]].name
-        changes.append((f"{operator.op} in place, in another runtime", {output: 0}))
-    floats = {tensor.name: tensor.elements for tensor in graph.subgraphs[0].tensors if tensor.dtype == "float32"}
+        changes.append((f"{operator.op} in place, in another runtime", {operator.outputs[0].name: 0}))
+    floats = {tensor.name: tensor.elements for tensor in graph_tensors if tensor.dtype == "float32"}
     if any(buffer.name in floats for buffer in tensors):
         changes.append(("int8 instead of float32, inputs included", floats))
     spatial = {
         tensor.name: tensor.nbytes // 4
-        for tensor in graph.subgraphs[0].tensors
+        for tensor in graph_tensors
         if len(tensor.shape) == 4 and min(tensor.shape[1:3]) > 1
     }
     if any(buffer.name in spatial for buffer in tensors):
@@ -352,25 +347,23 @@ def _peak(arena: TflmArena) -> tuple[int, list[PlannedBuffer]]:
     for buffer in arena.buffers:
         change[buffer.first] += buffer.size
         change[buffer.last + 1] -= buffer.size
-    live = most = 0
-    peak = 0
-    for step in sorted(change):
-        live += change[step]
-        if live > most:
-            most, peak = live, step
+    steps = sorted(change)
+    live = list(accumulate(change[step] for step in steps))
+    peak = steps[live.index(max(live))] if live else 0
     alive = [buffer for buffer in arena.buffers if buffer.first <= peak <= buffer.last]
     return peak, sorted(alive, key=lambda buffer: -buffer.nbytes)
 
 
-def _shown(buffer: PlannedBuffer) -> str:
-    return f"scratch of {buffer.name}" if buffer.is_scratch else buffer.name
-
-
-def _operator_at(graph: TflmGraph, step: int) -> str:
-    """Return the operator of a step; steps are counted from 1 where no operator calls another graph."""
+def _operator_at(graph: TflmGraph, step: int) -> TflmOperator | None:
+    """Return the operator of a step; None where operators call other graphs, which have steps of their own."""
     operators = graph.subgraphs[0].operators
     is_plain = not any(operator.subgraphs for operator in operators) and 0 < step <= len(operators)
-    return f"{operators[step - 1].op} ({step} of {len(operators)})" if is_plain else ""
+    return operators[step - 1] if is_plain else None
+
+
+def _named_step(graph: TflmGraph, step: int) -> str:
+    operator = _operator_at(graph, step)
+    return "" if operator is None else f"{operator.op} ({step} of {len(graph.subgraphs[0].operators)})"
 
 
 def _precision(graph: TflmGraph) -> str:
@@ -401,7 +394,7 @@ def _verdicts(spec: DeviceSpec, arena_bytes: int, flash_bytes: int, unsure: floa
     return tuple(verdicts)
 
 
-def _notes(build: TflmBuild, spec: DeviceSpec | None) -> tuple[str, ...]:
+def _notes(graph: TflmGraph, build: TflmBuild, spec: DeviceSpec | None) -> tuple[str, ...]:
     notes = ["TFLM of 2026-08-20; another date moves the figures by some bytes per operator"]
     if build.is_host:
         notes.append("a host with the recording interpreter; a microcontroller needs less")
@@ -409,4 +402,6 @@ def _notes(build: TflmBuild, spec: DeviceSpec | None) -> tuple[str, ...]:
         notes.append("code sizes are those of a Cortex-M4; this core's were not measured")
     if spec is not None and spec.microcontroller is not None and not spec.microcontroller.executes_in_place:
         notes.append("this device copies code and weights from flash to RAM: both count as RAM")
+    if graph.is_split:
+        notes.append(_SPLIT)
     return tuple(notes)

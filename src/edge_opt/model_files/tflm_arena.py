@@ -37,7 +37,7 @@ _WEIGHTED = frozenset("CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV"
 class PlannedBuffer:
     """A tensor or a scratch buffer in the planned part of the arena."""
 
-    name: str  # of the tensor; of the operator for scratch
+    name: str
     is_scratch: bool
     nbytes: int  # as requested
     first: int  # step of its first use
@@ -69,11 +69,6 @@ class TflmArena:
     minimum_bytes: int
     planning_bytes: int
     buffers: tuple[PlannedBuffer, ...]
-
-    @property
-    def used_bytes(self) -> int:
-        """Head and tail, as TFLM reports them."""
-        return self.head_bytes + self.tail_bytes
 
 
 def tflm_arena(graph: TflmGraph, build: TflmBuild) -> TflmArena:
@@ -241,9 +236,9 @@ def planned_buffers(graph: TflmGraph, requests: Sequence[tuple[int, int, int]] =
         raise UnreadableModel(f"it has more than {_MOST_BUFFERS:,} tensors to plan")
     for number, position, nbytes in requests:
         first, last = lives.operators.get((number, position), _NEVER)
-        name = graph.subgraphs[number].operators[position].op
+        operator = graph.subgraphs[number].operators[position]
         if nbytes:
-            buffers.append(PlannedBuffer(name, True, nbytes, first, last))
+            buffers.append(PlannedBuffer(f"scratch of {operator.op}", True, nbytes, first, last))
     return buffers
 
 

@@ -94,21 +94,26 @@ class McuMemory(Shown):
     core: str = field('The core, such as "cortex-m4", or the board.')
     kernels: str = field('"reference" (TFLM\'s own) or "cmsis-nn".')
     arena_bytes: int = field("The smallest arena that works, aligned to 16 bytes.")
-    arena_used_bytes: int = field("Head and tail, as `arena_used_bytes()` of the interpreter returns it.")
     head_bytes: int = field("Activations and scratch, planned at the start of the arena.")
-    tail_bytes: int = field("Persistent data, stacked at the end of the arena.")
-    tail_parts: tuple[MemoryPart, ...] = field("The tail by category, alignment included.")
-    planning_bytes: int = field("What TFLM needs while it plans; it may exceed head and tail.")
-    scratch_bytes: int = field("Scratch that kernels request, added up; it does not all live at once.")
-    peak_tensors: tuple[MemoryPart, ...] = field("Buffers that live at the peak of the head, the largest first.")
-    peak_operator: str = field("The operator at the peak.")
     flash_bytes: int = field("Model file and code: what must be in flash.")
     flash_parts: tuple[MemoryPart, ...] = field("Weights, overhead of the file, core of TFLM, shared code, operators.")
-    operators: tuple[str, ...] = field("Operators to register in a `MicroMutableOpResolver`.")
-    verdicts: tuple[MemoryVerdict, ...] = field("Whether RAM and flash of the board suffice; empty for a core.")
+    tail_bytes: int = field("Persistent data, stacked at the end of the arena.", default=0)
+    tail_parts: tuple[MemoryPart, ...] = field("The tail by category, alignment included.", default=())
+    planning_bytes: int = field("What TFLM needs while it plans; it may exceed head and tail.", default=0)
+    scratch_bytes: int = field("Scratch that kernels request, added up; it does not all live at once.", default=0)
+    peak_tensors: tuple[MemoryPart, ...] = field("Buffers that live at the peak, the largest first.", default=())
+    peak_operator: str = field("The operator at the peak.", default="")
+    operators: tuple[str, ...] = field("Operators to register in a `MicroMutableOpResolver`.", default=())
+    verdicts: tuple[MemoryVerdict, ...] = field("Whether the board's RAM and flash suffice; of a core: none.",
+                                                default=())  # fmt: skip
     notes: tuple[str, ...] = field("Assumptions, and what is not in the figures.", default=())
     precision: str = field("Type that most of the work is computed in.", default="int8")
     advice: tuple[str, ...] = field("What would lower the arena, with the head that it would leave.", default=())
+
+    @property
+    def arena_used_bytes(self) -> int:
+        """Head and tail, as `arena_used_bytes()` of the interpreter returns it."""
+        return self.head_bytes + self.tail_bytes
 
     @property
     def fits(self) -> bool | None:
