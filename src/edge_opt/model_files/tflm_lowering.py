@@ -15,13 +15,14 @@ from typing import Any
 
 from edge_opt.errors import ConversionFailed
 from edge_opt.model_files.graph_writer import GraphValue, GraphWriter, graph_shape
-from edge_opt.model_files.tflm_graph import TflmGraph
+from edge_opt.model_files.tflm_graph import TflmGraph, TflmOperator
 from edge_opt.records.costs import OpCall, OpSignature, Trace
 
 _SAME, _VALID = 0, 1
 _FUSED = {"RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3}
 _WEIGHTED = frozenset("CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV".split())
-_ELEMENTWISE_FUSES = frozenset("ADD SUB MUL".split())
+# Operators that take ReLU as a part of them; a transposed convolution takes no other activation.
+_FUSE_RELU = _WEIGHTED | frozenset("ADD SUB MUL".split())
 _ELEMENTWISE = {"add": "ADD", "sub": "SUB", "mul": "MUL", "div": "DIV", "rsub": "SUB"}
 _UNARY = {
     "relu": "RELU", "relu6": "RELU6", "hardswish": "HARD_SWISH", "sigmoid": "LOGISTIC", "tanh": "TANH",
@@ -90,36 +91,23 @@ class _Lowering(GraphWriter):
         """Write what one operator of torch becomes."""
         signature = self._signature(call)
         self.layer = self.trace.modules[call.module].path or signature.op
-        op = signature.op.removeprefix("aten.").removesuffix("_").removesuffix(".default")
-        rule: Callable[[OpCall, OpSignature], GraphValue | None] | None = getattr(self, f"_op_{op}", None)
-        if rule is not None:
-            result = rule(call, signature)
-        elif op in _ELEMENTWISE:
-            result = self._elementwise(_ELEMENTWISE[op], call, signature)
-        elif op in _UNARY:
-            result = self._unary(_UNARY[op], call, signature)
-        elif op in _REFUSED:
-            raise ConversionFailed(f"LiteRT writes {signature.op} with {_REFUSED[op]}, which TFLM does not have")
-        elif op in ("dropout", "contiguous", "detach", "clone", "alias", "to", "feature_dropout"):
-            result = self._read(call)
-        elif op in ("view", "reshape", "flatten", "squeeze", "unsqueeze", "_unsafe_view"):
-            result = self._reshaped(call, signature)
-        else:
+        rule = _RULES.get(_torch_name(signature))
+        if rule is None:
             raise ConversionFailed(f"what LiteRT writes for {signature.op} is not known; convert the model first")
-        if result is not None:
-            # A layer may write several tensors, such as paddings; its result has the name of the layer.
-            written = self.tensors[result.index]
-            if written.name.startswith(f"{self.layer} (") and all(self.layer != it.name for it in self.tensors):
-                self.tensors[result.index] = replace(written, name=self.layer)
-            shape = signature.outputs[0].shape
-            if signature.is_view and not call.creates:
-                views = self.values[call.reads[0]]
-                is_clear = shape not in views or views[shape] == result
-                views[shape] = result if is_clear else None
-            else:
-                # An operator in place writes to the storage that it reads.
-                for number in call.creates or call.reads[:1]:
-                    self.values[number] = {shape: result}
+        result = rule(self, call, signature)
+        # A layer may write several tensors, such as paddings; its result has the name of the layer.
+        written = self.tensors[result.index]
+        if written.name.startswith(f"{self.layer} (") and all(self.layer != it.name for it in self.tensors):
+            self.tensors[result.index] = replace(written, name=self.layer)
+        shape = signature.outputs[0].shape
+        if signature.is_view and not call.creates:
+            views = self.values[call.reads[0]]
+            is_clear = shape not in views or views[shape] == result
+            views[shape] = result if is_clear else None
+        else:
+            # An operator in place writes to the storage that it reads.
+            for number in call.creates or call.reads[:1]:
+                self.values[number] = {shape: result}
 
     def _signature(self, call: OpCall) -> OpSignature:
         return self.trace.signatures[call.signature]
@@ -132,28 +120,38 @@ class _Lowering(GraphWriter):
             raise ConversionFailed(f"an input of {self._signature(call).op} is {why}, which is not followed")
         return value
 
+    def _layer(
+        self, op: str, inputs: Sequence[int], source: GraphValue, out: Sequence[int], **options: Any
+    ) -> GraphValue:
+        """Write an operator that computes with channels last."""
+        return replace(source, index=self._write(op, inputs, graph_shape(out, True), **options), shape=tuple(out))
+
+    def _refused(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        op = _REFUSED[_torch_name(signature)]
+        raise ConversionFailed(f"LiteRT writes {signature.op} with {op}, which TFLM does not have")
+
+    def _unchanged(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        return self._read(call)
+
     # Products
 
     def _convolution(self, call: OpCall, signature: OpSignature) -> GraphValue:
-        is_row = signature.op.endswith("1d")
-        stride, dilation = _sizes(signature, "stride", 1, is_row), _sizes(signature, "dilation", 1, is_row)
+        stride, dilation = _sizes(signature, "stride", 1), _sizes(signature, "dilation", 1)
         groups = int(signature.argument("groups", 1))
         source = self._last(self._read(call))
         channels, kernel = source.shape[1], _wide(signature.inputs[1].shape)[2:]
         out = _wide(signature.outputs[0].shape)
-        pads = None if signature.argument("padding") == "same" else _sizes(signature, "padding", 0, is_row)
+        pads = None if signature.argument("padding") == "same" else _sizes(signature, "padding", 0)
         is_depthwise = groups == channels
         source, padding = self._padded(source, out, kernel, stride, dilation, pads, "PAD")
         shape = (1, *kernel, out[1]) if is_depthwise else (out[1], *kernel, channels // groups)
         inputs = (source.index, *self._weights(shape, out[1]))
-        options: dict[str, Any] = {"padding": padding, "stride_h": stride[0], "stride_w": stride[1], "activation": 0,
-                   "dilation_h": dilation[0], "dilation_w": dilation[1]}  # fmt: skip
-        op = "DEPTHWISE_CONV_2D" if is_depthwise else "CONV_2D"
-        return GraphValue(self._write(op, inputs, graph_shape(out, True), **options), out, True, is_row)
+        return self._layer(
+            "DEPTHWISE_CONV_2D" if is_depthwise else "CONV_2D", inputs, source, out, padding=padding, activation=0,
+            stride_h=stride[0], stride_w=stride[1], dilation_h=dilation[0], dilation_w=dilation[1],
+        )  # fmt: skip
 
-    _op_conv2d = _op_conv1d = _convolution
-
-    def _op_conv_transpose2d(self, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _transposed_convolution(self, call: OpCall, signature: OpSignature) -> GraphValue:
         stride, pads = _sizes(signature, "stride", 1), _sizes(signature, "padding", 0)
         source, out = self._last(self._read(call)), signature.outputs[0].shape
         kernel, sizes = signature.inputs[1].shape[2:], zip(source.shape[2:], stride, out[2:], strict=True)
@@ -162,14 +160,10 @@ class _Lowering(GraphWriter):
         if any(_sizes(signature, "output_padding", 0)) or not is_plain or (any(pads) and not is_same):
             raise ConversionFailed("LiteRT converts a transposed convolution only without groups and output_padding")
         weights, bias = self._weights((out[1], *kernel, source.shape[1]), out[1])
-        shape = graph_shape(out, True)
-        inputs = (self._integers(*shape), weights, source.index, bias)
-        options: dict[str, Any] = {
-            "padding": _SAME if any(pads) else _VALID,
-            "stride_h": stride[0],
-            "stride_w": stride[1],
-        }
-        return GraphValue(self._write("TRANSPOSE_CONV", inputs, shape, activation=0, **options), out, True)
+        inputs = (self._integers(*graph_shape(out, True)), weights, source.index, bias)
+        padding = _SAME if any(pads) else _VALID
+        return self._layer("TRANSPOSE_CONV", inputs, source, out, activation=0, padding=padding, stride_h=stride[0],
+                           stride_w=stride[1])  # fmt: skip
 
     def _weights(self, shape: Sequence[int], outputs: int) -> tuple[int, int]:
         """Return weights with a scale per output, and a bias, which is written in any case."""
@@ -202,7 +196,7 @@ class _Lowering(GraphWriter):
         index = self._write(op, inputs, graph_shape(shape, value.is_last))
         return GraphValue(index, tuple(shape), value.is_last, value.is_row)
 
-    def _op_pad(self, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _padding(self, call: OpCall, signature: OpSignature) -> GraphValue:
         value, pads = self._read(call), signature.argument("pad")
         if signature.argument("mode", "constant") != "constant" or value.is_row or min(pads) < 0:
             raise ConversionFailed("what LiteRT writes for this padding is not known; convert the model first")
@@ -210,16 +204,16 @@ class _Lowering(GraphWriter):
         border += [(0, 0)] * (len(value.shape) - len(border))
         return self._with_border(value, border[::-1], "PADV2" if signature.argument("value") else "PAD")
 
-    def _op_linear(self, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _linear(self, call: OpCall, signature: OpSignature) -> GraphValue:
         value, out = self._read(call), signature.outputs[0].shape
         # What is flat is read as it is.
         source = self._plain(value) if value.is_last or value.is_row else value
         weight = signature.inputs[1].shape
         inputs = (source.index, *self._weights(weight, weight[0]))
-        options: dict[str, Any] = {"activation": 0, "weights_format": 0, "keep_num_dims": len(out) > 2}
-        return GraphValue(self._write("FULLY_CONNECTED", inputs, out, **options), out, False)
+        index = self._write("FULLY_CONNECTED", inputs, out, activation=0, weights_format=0, keep_num_dims=len(out) > 2)
+        return GraphValue(index, out, False)
 
-    def _op_batch_norm(self, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _batch_norm(self, call: OpCall, signature: OpSignature) -> GraphValue:
         value = self._read(call)
         if self._folds_back(value, call):
             return value
@@ -227,15 +221,19 @@ class _Lowering(GraphWriter):
         shape = (1, 1, 1, channels) if value.is_last else (channels, *(1 for _ in value.shape[2:]))
         # Mean and variance; scale and shift where it has them.
         for op in ("SUB", "MUL", "MUL", "ADD")[: 4 if len(signature.inputs) > 3 else 2]:
-            tensors = (value.index, self._tensor(shape, True))
-            value = replace(value, index=self._write(op, tensors, self.tensors[value.index].shape, activation=0))
+            value = self._combined(op, value, self._tensor(shape, True))
         return value
+
+    def _open_maker(self, value: GraphValue, call: OpCall) -> TflmOperator | None:
+        """Return the operator that made a value, if it has no activation yet and nothing else reads the value."""
+        maker = self._maker(value.index)
+        is_alone = not call.creates or self.readers[call.reads[0]] == 1
+        return maker if maker is not None and is_alone and maker.options.get("activation") == 0 else None
 
     def _folds_back(self, value: GraphValue, call: OpCall) -> bool:
         """Return whether constants are folded into the layer that made a value."""
-        maker = self._maker(value.index)
-        is_alone = not call.creates or self.readers[call.reads[0]] == 1
-        return maker is not None and maker.op in _WEIGHTED and not maker.options["activation"] and is_alone
+        maker = self._open_maker(value, call)
+        return maker is not None and maker.op in _WEIGHTED
 
     def _folds_on(self, value: GraphValue, call: OpCall, op: str) -> bool:
         """Return whether a constant is folded into the layer that reads the result."""
@@ -253,10 +251,9 @@ class _Lowering(GraphWriter):
 
     def _pool(self, call: OpCall, signature: OpSignature) -> GraphValue:
         op = "MAX_POOL_2D" if "max_pool" in signature.op else "AVERAGE_POOL_2D"
-        is_row = signature.op.endswith("1d")
-        kernel = _sizes(signature, "kernel_size", 1, is_row)
-        stride = _sizes(signature, "stride", 1, is_row) if signature.argument("stride") else kernel
-        out, pads = _wide(signature.outputs[0].shape), _sizes(signature, "padding", 0, is_row)
+        kernel = _sizes(signature, "kernel_size", 1)
+        stride = _sizes(signature, "stride", 1) if signature.argument("stride") else kernel
+        out, pads = _wide(signature.outputs[0].shape), _sizes(signature, "padding", 0)
         source = self._last(self._read(call))
         border = ((0, 0), (0, 0), (pads[0],) * 2, (pads[1],) * 2)
         if any(pads) and op == "MAX_POOL_2D":
@@ -266,61 +263,51 @@ class _Lowering(GraphWriter):
         elif any(pads) and self._padded(source, out, kernel, stride, (1, 1), pads, "PAD")[0] is not source:
             raise ConversionFailed("what LiteRT writes for this average pool is not known; convert the model first")
         # Padding, strides and the window do not change what is allocated.
-        return GraphValue(self._write(op, (source.index,), graph_shape(out, True), activation=0), out, True, is_row)
+        return self._layer(op, (source.index,), source, out, activation=0)
 
-    _op_max_pool2d = _op_avg_pool2d = _op_max_pool1d = _op_avg_pool1d = _pool
-
-    def _op_adaptive_avg_pool2d(self, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _adaptive_pool(self, call: OpCall, signature: OpSignature) -> GraphValue:
         out, source = _wide(signature.outputs[0].shape), self._last(self._read(call))
         steps = [size // made for size, made in zip(source.shape[2:], out[2:], strict=True)]
         if prod(out[2:]) == 1 and not source.is_row:
-            index = self._write("MEAN", (source.index, self._integers(2, 1)), graph_shape(out, True), keep_dims=1)
-        elif prod(out[2:]) == 1:
+            return self._layer("MEAN", (source.index, self._integers(2, 1)), source, out, keep_dims=1)
+        if prod(out[2:]) == 1:
             turned = self._plain(source, source.shape)
             index = self._write("MEAN", (turned.index, self._integers(3, 2)), out, keep_dims=1)
             return GraphValue(index, out, False, True)
-        elif [made * step for made, step in zip(out[2:], steps, strict=True)] == [*source.shape[2:]]:
-            index = self._write("AVERAGE_POOL_2D", (source.index,), graph_shape(out, True), padding=_VALID,
-                                stride_h=steps[0], stride_w=steps[1], filter_h=steps[0], filter_w=steps[1])  # fmt: skip
-        else:
+        if [made * step for made, step in zip(out[2:], steps, strict=True)] != [*source.shape[2:]]:
             raise ConversionFailed("what LiteRT writes for this adaptive pool is not known; convert the model first")
-        return GraphValue(index, out, True, source.is_row)
+        return self._layer("AVERAGE_POOL_2D", (source.index,), source, out, padding=_VALID, stride_h=steps[0],
+                           stride_w=steps[1], filter_h=steps[0], filter_w=steps[1])  # fmt: skip
 
-    _op_adaptive_avg_pool1d = _op_adaptive_avg_pool2d
-
-    def _op_mean(self, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _mean(self, call: OpCall, signature: OpSignature) -> GraphValue:
         value, out = self._read(call), signature.outputs[0].shape
         rank, dims = len(value.torch_shape), signature.argument("dim")
         dims = range(rank) if dims is None else dims if isinstance(dims, (list, tuple)) else (dims,)
         axes = [axis % rank for axis in dims]
         op = signature.op.removeprefix("aten.").upper()
         if value.is_last and axes == [2, 3] and len(out) == 4:
-            index = self._write(op, (value.index, self._integers(1, 2)), graph_shape(out, True), keep_dims=1)
-            return GraphValue(index, out, True)
+            return self._layer(op, (value.index, self._integers(1, 2)), value, out, keep_dims=1)
         source = self._plain(value)
         return GraphValue(self._write(op, (source.index, self._integers(*axes)), out, keep_dims=0), out, False)
-
-    _op_sum = _op_mean
 
     def _resized(self, call: OpCall, signature: OpSignature) -> GraphValue:
         source, out = self._last(self._read(call)), signature.outputs[0].shape
         op = "RESIZE_NEAREST_NEIGHBOR" if "nearest" in signature.op else "RESIZE_BILINEAR"
-        index = self._write(op, (source.index, self._integers(*out[2:])), graph_shape(out, True))
-        return GraphValue(index, out, True)
-
-    _op_upsample_nearest2d = _op_upsample_bilinear2d = _resized
+        return self._layer(op, (source.index, self._integers(*out[2:])), source, out)
 
     # Arithmetic
 
-    def _unary(self, op: str, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _unary(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        return self._activated(_UNARY[_torch_name(signature)], call)
+
+    def _activated(self, op: str, call: OpCall) -> GraphValue:
+        """Return a value after an activation, which is part of the layer before it where that can be."""
         value = self._read(call)
-        maker = self._maker(value.index)
-        is_alone = not call.creates or self.readers[call.reads[0]] == 1
-        if op in _FUSED and maker is not None and is_alone and maker.options.get("activation") == 0:
-            fuses = maker.op in _WEIGHTED if op == "RELU" else maker.op in _WEIGHTED - {"TRANSPOSE_CONV"}
-            if fuses or maker.op in _ELEMENTWISE_FUSES:
-                self._changed(value.index, activation=_FUSED[op])
-                return value
+        maker = self._open_maker(value, call)
+        fusing = _FUSE_RELU if op == "RELU" else _FUSE_RELU - {"TRANSPOSE_CONV"}
+        if op in _FUSED and maker is not None and maker.op in fusing:
+            self._changed(value.index, activation=_FUSED[op])
+            return value
         if op == "RELU_N1_TO_1":
             raise ConversionFailed("hardtanh becomes RELU_N1_TO_1 here, which TFLM does not have")
         return self._computed(op, self._plain(value) if op == "LOG_SOFTMAX" else value)
@@ -334,16 +321,14 @@ class _Lowering(GraphWriter):
         index = self._write(op, (index,), shape, "float32")
         return replace(value, index=self._write("QUANTIZE", (index,), shape))
 
-    def _op_hardtanh(self, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _hardtanh(self, call: OpCall, signature: OpSignature) -> GraphValue:
         limits = tuple(signature.args[1:3]) or (-1, 1)
         op = "RELU6" if limits == (0, 6) else "RELU_N1_TO_1" if limits == (-1, 1) else None
         if op is None:
             raise ConversionFailed(f"what LiteRT writes for a clamp to {limits} is not known; convert the model first")
-        return self._unary(op, call, signature)
+        return self._activated(op, call)
 
-    _op_clamp = _op_hardtanh
-
-    def _op_hardsigmoid(self, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _hardsigmoid(self, call: OpCall, signature: OpSignature) -> GraphValue:
         value = self._read(call)
         if self._folds_back(value, call):
             self._changed(value.index, activation=_FUSED["RELU6"])
@@ -351,28 +336,29 @@ class _Lowering(GraphWriter):
             value = self._with_constant("ADD", value, _FUSED["RELU6"])
         return value if self._folds_on(value, call, "mul") else self._with_constant("MUL", value)
 
-    def _op_silu(self, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _silu(self, call: OpCall, signature: OpSignature) -> GraphValue:
         value = self._read(call)
-        gate = self._computed("LOGISTIC", value)
-        shape = self.tensors[value.index].shape
-        return replace(value, index=self._write("MUL", (value.index, gate.index), shape, activation=0))
+        return self._combined("MUL", value, self._computed("LOGISTIC", value).index)
 
-    def _op_prelu(self, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _prelu(self, call: OpCall, signature: OpSignature) -> GraphValue:
         value = self._read(call)
         above = self._computed("RELU", value)
         below = self._with_constant("MUL", self._with_constant("MUL", value, _FUSED["RELU"]))
+        return self._combined("SUB", above, below.index)
+
+    def _combined(self, op: str, value: GraphValue, other: int, activation: int = 0) -> GraphValue:
+        """Write an operator on a value and another tensor, in the shape of the value."""
         shape = self.tensors[value.index].shape
-        return replace(value, index=self._write("SUB", (above.index, below.index), shape, activation=0))
+        return replace(value, index=self._write(op, (value.index, other), shape, activation=activation))
 
     def _with_constant(self, op: str, value: GraphValue, activation: int = 0) -> GraphValue:
-        tensors = (value.index, self._tensor((), True))
-        return replace(value, index=self._write(op, tensors, self.tensors[value.index].shape, activation=activation))
+        return self._combined(op, value, self._tensor((), True), activation)
 
-    def _elementwise(self, op: str, call: OpCall, signature: OpSignature) -> GraphValue:
-        out = signature.outputs[0].shape
+    def _elementwise(self, call: OpCall, signature: OpSignature) -> GraphValue:
+        torch_op, out = _torch_name(signature), signature.outputs[0].shape
+        op = _ELEMENTWISE[torch_op]
         values = [self._read(call, place) for place in range(len(call.reads))]
         if len(values) == 1:
-            torch_op = signature.op.removeprefix("aten.").removesuffix("_")
             folds = self._folds_back(values[0], call) or self._folds_on(values[0], call, torch_op)
             return values[0] if folds else self._with_constant("MUL" if op == "DIV" else op, values[0])
         last = next((value for value in values if value.is_last), None)
@@ -385,7 +371,7 @@ class _Lowering(GraphWriter):
         index = self._write(op, places, graph_shape(shape, last is not None), activation=0)
         return GraphValue(index, shape, last is not None, last is not None and last.is_row)
 
-    def _op_cat(self, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _joined(self, call: OpCall, signature: OpSignature) -> GraphValue:
         out = signature.outputs[0].shape
         values = [self._read(call, place) for place in range(len(call.reads))]
         is_last, is_row = all(value.is_last for value in values), all(value.is_row for value in values)
@@ -431,7 +417,7 @@ class _Lowering(GraphWriter):
         positive = ("RELU", "RELU6", "LOGISTIC", "QUANTIZE")
         return maker is not None and (maker.op in positive or maker.options.get("activation") in (1, 3))
 
-    def _op_softmax(self, call: OpCall, signature: OpSignature) -> GraphValue:
+    def _softmax(self, call: OpCall, signature: OpSignature) -> GraphValue:
         source = self._plain(self._read(call))
         return replace(source, index=self._write("SOFTMAX", (source.index,), source.shape, beta=1.0))
 
@@ -453,21 +439,18 @@ class _Lowering(GraphWriter):
             return self._cast_shape(value, out)
         return GraphValue(self._transposed(value.index, order, out), out, False)
 
-    _op_permute = _op_transpose = _op_t = _reordered
-
     def _reshaped(self, call: OpCall, signature: OpSignature) -> GraphValue:
         value, out = self._read(call), signature.outputs[0].shape
         maker = self._maker(value.index)
         is_flat = (value.is_last or value.is_row) and prod(value.shape[2:]) == 1 and len(out) == 2
-        if is_flat and maker is not None and maker.op == "MEAN" and self.readers[call.reads[0]] <= 2:
+        if not is_flat:
+            return self._plain(value, out)
+        if maker is not None and maker.op == "MEAN" and self.readers[call.reads[0]] <= 2:
             # The mean drops the dimensions itself.
             self.tensors[value.index] = replace(self.tensors[value.index], shape=tuple(out))
             self._changed(value.index, keep_dims=0)
-            return GraphValue(value.index, tuple(out), False)
-        if is_flat:
-            # A fully connected layer reads it as it is.
-            return GraphValue(value.index, tuple(out), False)
-        return self._plain(value, out)
+        # A fully connected layer reads it as it is.
+        return GraphValue(value.index, tuple(out), False)
 
 
 def _wide(shape: Sequence[int]) -> tuple[int, ...]:
@@ -475,10 +458,34 @@ def _wide(shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape[:2], 1, shape[2]) if len(shape) == 3 else tuple(shape)
 
 
-def _sizes(signature: OpSignature, name: str, default: int, is_row: bool = False) -> tuple[int, int]:
+def _sizes(signature: OpSignature, name: str, default: int) -> tuple[int, int]:
     """Return an argument of a window as height and width; a row has a height of 1."""
     value = signature.argument(name, default)
     if isinstance(value, str):
         return 0, 0  # padding of "valid"
     high, wide = (value[0], value[-1]) if isinstance(value, (list, tuple)) else (value, value)
-    return (0 if name == "padding" else 1) if is_row else int(high), int(wide)
+    return (0 if name == "padding" else 1) if signature.op.endswith("1d") else int(high), int(wide)
+
+
+def _torch_name(signature: OpSignature) -> str:
+    return signature.op.removeprefix("aten.").removesuffix("_").removesuffix(".default")
+
+
+_Rule = Callable[[_Lowering, OpCall, OpSignature], GraphValue]
+# By torch's name.
+_RULES: dict[str, _Rule] = {
+    "conv_transpose2d": _Lowering._transposed_convolution, "pad": _Lowering._padding, "linear": _Lowering._linear,
+    "batch_norm": _Lowering._batch_norm, "hardsigmoid": _Lowering._hardsigmoid, "silu": _Lowering._silu,
+    "prelu": _Lowering._prelu, "cat": _Lowering._joined, "softmax": _Lowering._softmax,
+    **dict.fromkeys(("conv1d", "conv2d"), _Lowering._convolution),
+    **dict.fromkeys(("mean", "sum"), _Lowering._mean),
+    **dict.fromkeys(("hardtanh", "clamp"), _Lowering._hardtanh),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d"), _Lowering._adaptive_pool),
+    **dict.fromkeys(("upsample_nearest2d", "upsample_bilinear2d"), _Lowering._resized),
+    **dict.fromkeys("max_pool1d max_pool2d avg_pool1d avg_pool2d".split(), _Lowering._pool),
+    **dict.fromkeys("permute transpose t".split(), _Lowering._reordered),
+    **dict.fromkeys("view reshape flatten squeeze unsqueeze _unsafe_view".split(), _Lowering._reshaped),
+    **dict.fromkeys("dropout feature_dropout contiguous detach clone alias to".split(), _Lowering._unchanged),
+    **dict.fromkeys(_UNARY, _Lowering._unary), **dict.fromkeys(_ELEMENTWISE, _Lowering._elementwise),
+    **dict.fromkeys(_REFUSED, _Lowering._refused),
+}  # fmt: skip
