@@ -6,12 +6,12 @@ import csv
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.model_files.tflm_graph import TflmGraph, read_tflm
@@ -23,21 +23,13 @@ _LIMIT_S = 600
 _OPERATOR = "ethos-u"
 
 
-@dataclass(frozen=True)
-class VelaRun:
-    """What Vela made of a file.
+class VelaRun(NamedTuple):
+    """What Vela made of a file."""
 
-    Attributes:
-        graph: The compiled file: commands for the NPU, and operators that are left to the CPU.
-        seconds: Its estimate for the NPU's part, at the clock of its system.
-        note: What the estimate is for, in words.
-        cpu_operators: Operators that are left to the CPU.
-    """
-
-    graph: TflmGraph
-    seconds: float
-    note: str
-    cpu_operators: tuple[str, ...]
+    graph: TflmGraph  # the compiled file: commands for the NPU, and operators that are left to the CPU
+    seconds: float  # its estimate for the NPU's part, at the clock of its system
+    note: str  # what the estimate is for, in words
+    cpu_operators: tuple[str, ...]  # those that are left to the CPU
 
 
 def npu_of(spec: DeviceSpec | None) -> str | None:

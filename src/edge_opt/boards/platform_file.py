@@ -160,7 +160,9 @@ def _sibling_platforms(device: str) -> Iterator[Platform]:
             yield replace(alike, costs=replace(alike.costs, mean=alike.costs.mean + math.log(scale)))
 
 
-def untimed_platform(base: Platform, device: str, title: str, spread_sd: float, notes: tuple[str, ...]) -> Platform:
+def untimed_platform(
+    base: Platform, device: str, title: str, spread_sd: float, notes: tuple[str, ...], factor: float = 1.0
+) -> Platform:
     """Return the platform of a device that nobody has timed: the costs of one that is alike, less certain.
 
     Args:
@@ -169,8 +171,11 @@ def untimed_platform(base: Platform, device: str, title: str, spread_sd: float, 
         title: Its name for people.
         spread_sd: Standard deviation of the common factor between such devices, as a logarithm.
         notes: What a reader should know.
+        factor: Its time over that of the platform that was timed.
     """
-    costs = replace(base.costs, covariance=base.costs.covariance + spread_sd**2)
+    costs = replace(
+        base.costs, mean=base.costs.mean + math.log(factor), covariance=base.costs.covariance + spread_sd**2
+    )
     return replace(
         base, name=base.name.replace(base.device, device, 1), device=device, title=title, costs=costs, rows=0,
         error=None, factor=None, origin="core", notes=notes,

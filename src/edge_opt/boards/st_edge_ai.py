@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edge_opt.boards.class_costs import ModelWork
+from edge_opt.boards.class_costs import LayerWork, ModelWork
 from edge_opt.model_files.tflm_arena import PlannedBuffer, planned_buffers
 from edge_opt.model_files.tflm_graph import TflmGraph, TflmOperator
 
@@ -159,18 +159,20 @@ def live_work(work: ModelWork, graph: TflmGraph) -> ModelWork:
         work: The layers of the profiled file.
         graph: The same file.
     """
-    shares = [pair[1:] for pair in live_shares(graph)]
+    shares = live_shares(graph)
     if len(shares) != sum(layer.weights > 0 for layer in work.works):
         return work
-    pairs, layers = iter(shares), []
-    for layer in work.works:
-        of_input, of_output = next(pairs) if layer.weights else (1.0, 1.0)
-        layers.append(
-            layer._replace(
-                macs=int(layer.macs * of_input * of_output),
-                weights=int(layer.weights * of_input * of_output),
-                reads=int(layer.reads * of_input),
-                writes=int(layer.writes * of_output),
-            )
+    left = iter(shares)
+
+    def live(layer: LayerWork) -> LayerWork:
+        if not layer.weights:
+            return layer
+        _, of_input, of_output = next(left)
+        return layer._replace(
+            macs=int(layer.macs * of_input * of_output),
+            weights=int(layer.weights * of_input * of_output),
+            reads=int(layer.reads * of_input),
+            writes=int(layer.writes * of_output),
         )
-    return replace(work, works=tuple(layers))
+
+    return replace(work, works=tuple(map(live, work.works)))

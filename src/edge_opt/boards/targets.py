@@ -240,37 +240,21 @@ def _same_core(spec: DeviceSpec, *, with_st: bool = False) -> tuple[Platform, ..
     if with_st and not st:
         return ()
     name = f"{st}/cpu-1/st-edge-ai/int8" if st and is_st else f"{other}/cpu-1/bosch-hal/int8"
-    platforms = []
-    for base in shipped_platforms(name):
-        if base.ghz is None:
-            continue
-        note = f"the costs of {base.name} ({base.core}), at {1000 * ghz:g} instead of {1000 * base.ghz:g} MHz"
-        alike = untimed_platform(base, spec.name, spec.title, SAME_CORE_SD, (note,))
-        costs = replace(alike.costs, mean=alike.costs.mean + math.log(base.ghz / ghz))
-        source = f"{base.source}; clock: {spec.clock_hz.source}"
-        platforms.append(replace(alike, costs=costs, ghz=ghz, source=source))
-    return tuple(platforms)
+    base = next(iter(shipped_platforms(name)), None)
+    if base is None or base.ghz is None:
+        return ()
+    note = f"the costs of {base.name} ({base.core}), at {1000 * ghz:g} instead of {1000 * base.ghz:g} MHz"
+    alike = untimed_platform(base, spec.name, spec.title, SAME_CORE_SD, (note,), base.ghz / ghz)
+    return (replace(alike, ghz=ghz, source=f"{base.source}; clock: {spec.clock_hz.source}"),)
 
 
-@dataclass(frozen=True)
-class EngineRatio:
-    """Time of an engine for microcontrollers over that of ST's, on an STM32H743 (mit-han-lab/tinyengine README, 2023).
-
-    `sd` is the standard deviation of its logarithm over the nets that both ran.
-    """
-
-    runtime: str
-    title: str
-    ratio: float
-    sd: float
-    nets: int
-
-
-_ENGINES = (
-    EngineRatio("tflm", "TensorFlow Lite Micro with CMSIS-NN", 1.673, 0.091, 10),
-    EngineRatio("tflm-reference", "TensorFlow Lite Micro with its reference kernels", 17.98, 0.098, 10),
-    EngineRatio("tinyengine", "TinyEngine", 0.817, 0.099, 11),
-)
+# Time of other engines over that of ST's, on an STM32H743 (mit-han-lab/tinyengine README, 2023): geometric mean, the
+# standard deviation of its logarithm, and how many nets both ran.
+_ENGINES = {
+    "tflm": ("TensorFlow Lite Micro with CMSIS-NN", 1.673, 0.091, 10),
+    "tflm-reference": ("TensorFlow Lite Micro with its reference kernels", 17.98, 0.098, 10),
+    "tinyengine": ("TinyEngine", 0.817, 0.099, 11),
+}
 # Cores other than the one that the engines were compared on; what that adds was not measured and is a guess.
 _OTHER_CORE_SD = 0.3
 
@@ -285,16 +269,13 @@ def _other_engines(spec: DeviceSpec, known: Sequence[Platform]) -> tuple[Platfor
     if base is None:
         return ()
     platforms = []
-    for engine in _ENGINES:
-        sd = math.hypot(engine.sd, 0.0 if controller.core == "cortex-m7" else _OTHER_CORE_SD)
-        note = (
-            f"{engine.title}: {engine.ratio:.3g} times the time of ST's engine, by {engine.nets} nets on an STM32H743"
-        )
-        other = untimed_platform(base, spec.name, spec.title, sd, (note, *base.notes))
-        costs = replace(other.costs, mean=other.costs.mean + math.log(engine.ratio))
+    for runtime, (title, ratio, nets_sd, nets) in _ENGINES.items():
+        sd = math.hypot(nets_sd, 0.0 if controller.core == "cortex-m7" else _OTHER_CORE_SD)
+        note = f"{title}: {ratio:.3g} times the time of ST's engine, by {nets} nets on an STM32H743"
+        other = untimed_platform(base, spec.name, spec.title, sd, (note, *base.notes), ratio)
+        name = other.name.replace(f"/{base.runtime}/", f"/{runtime}/")
         source = f"{base.source}; mit-han-lab/tinyengine README"
-        name = other.name.replace(f"/{base.runtime}/", f"/{engine.runtime}/")
-        platforms.append(replace(other, name=name, runtime=engine.runtime, costs=costs, source=source))
+        platforms.append(replace(other, name=name, runtime=runtime, source=source))
     return tuple(platforms)
 
 

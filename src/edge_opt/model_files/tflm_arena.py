@@ -52,23 +52,14 @@ class PlannedBuffer:
 
 @dataclass(frozen=True, slots=True)
 class TflmArena:
-    """What TFLM allocates for a model.
+    """What TFLM allocates for a model."""
 
-    Attributes:
-        head_bytes: Planned activations and scratch.
-        tail_bytes: Persistent data.
-        tail_parts: The same by category, alignment included.
-        minimum_bytes: The smallest arena that works, a multiple of 16.
-        planning_bytes: What is needed while TFLM plans; above head and tail in nets of many small tensors.
-        buffers: The planned buffers with their offsets.
-    """
-
-    head_bytes: int
-    tail_bytes: int
-    tail_parts: dict[str, int]
-    minimum_bytes: int
-    planning_bytes: int
-    buffers: tuple[PlannedBuffer, ...]
+    head_bytes: int  # planned activations and scratch
+    tail_bytes: int  # persistent data
+    tail_parts: dict[str, int]  # the same by category, alignment included
+    minimum_bytes: int  # the smallest arena that works, a multiple of 16
+    planning_bytes: int  # what is needed while TFLM plans; above head and tail in nets of many small tensors
+    buffers: tuple[PlannedBuffer, ...]  # with their offsets
 
 
 def tflm_arena(graph: TflmGraph, build: TflmBuild) -> TflmArena:

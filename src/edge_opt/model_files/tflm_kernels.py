@@ -19,19 +19,12 @@ Extension = Literal["none", "dsp", "mve"]
 
 @dataclass(frozen=True, slots=True)
 class TflmBuild:
-    """The build of TFLM that sizes depend on.
+    """The build of TFLM that sizes depend on."""
 
-    Attributes:
-        kernels: TFLM's own kernels, or CMSIS-NN's where there are any.
-        extension: What the core adds to Armv6-M or RISC-V: "dsp" (M4, M7, M33), "mve" (M55, M85) or "none".
-        pointer_bytes: 4 on microcontrollers, 8 on a host.
-        enum_bytes: 1 on Arm microcontrollers, 4 on RISC-V, Xtensa and hosts.
-    """
-
-    kernels: Kernels
-    extension: Extension
-    pointer_bytes: int = 4
-    enum_bytes: int = 1
+    kernels: Kernels  # TFLM's own, or CMSIS-NN's where there are any
+    extension: Extension  # beside Armv6-M or RISC-V: "dsp" (M4, M7, M33), "mve" (M55, M85) or "none"
+    pointer_bytes: int = 4  # 8 on a host
+    enum_bytes: int = 1  # on Arm microcontrollers; 4 on RISC-V, Xtensa and hosts
 
     @property
     def is_cmsis(self) -> bool:

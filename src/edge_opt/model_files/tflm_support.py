@@ -7,7 +7,7 @@ code are in `tflm_code.csv`: pieces of linked code with the operators that need 
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
@@ -120,12 +120,9 @@ def _code(kernels: Kernels) -> tuple[tuple[str, ...], tuple[tuple[int, frozenset
         elif kind == "mve":
             mve[members] = int(size)
         elif kind == kernels:
-            pieces.append((int(size), frozenset(_members(names, int(members, 16)))))
+            mask = int(members, 16)
+            pieces.append((int(size), frozenset(name for index, name in enumerate(names) if mask >> index & 1)))
     return names, tuple(pieces), mve
-
-
-def _members(names: tuple[str, ...], mask: int) -> Iterator[str]:
-    return (name for index, name in enumerate(names) if mask >> index & 1)
 
 
 def code_size(operators: Collection[str], kernels: Kernels, is_mve: bool = False) -> CodeSize:

@@ -27,6 +27,7 @@ _METHODS = {
     "TFLite_Detection_PostProcess": "DetectionPostprocess", "CIRCULAR_BUFFER": "CircularBuffer",
 }  # fmt: skip
 _SAMPLES = 4
+_ONCE = "#pragma once\n\n"
 
 _MAIN = """// Runs the model once on zeros. Fill the input and read the output where marked.
 #include <cstddef>
@@ -86,8 +87,8 @@ def write_firmware(
     ports = graph.subgraphs[0]
     contents: dict[str, str | bytes] = {
         "model.tflite": data,
-        "model_data.h": _guarded("MODEL_DATA", "alignas(16) extern const unsigned char g_model_data[];\n"
-                                               "extern const unsigned int g_model_data_size;\n"),
+        "model_data.h": f"{_ONCE}alignas(16) extern const unsigned char g_model_data[];\n"
+                        "extern const unsigned int g_model_data_size;\n",
         "model_data.cc": _array(data),
         "op_resolver.h": _resolver(memory),
         "arena_size.h": _arena_size(memory, margin),
@@ -107,10 +108,6 @@ def _joined(model: str | os.PathLike[str]) -> bytes:
     tools = import_module("ai_edge_litert.tools.flatbuffer_utils")
     with translated("the weights cannot be moved into the FlatBuffer"):
         return bytes(tools.convert_object_to_bytearray(tools.read_model(os.fspath(model))))
-
-
-def _guarded(name: str, body: str) -> str:
-    return f"#ifndef {name}_H_\n#define {name}_H_\n\n{body}\n#endif\n"
 
 
 def _array(data: bytes) -> str:
@@ -141,18 +138,17 @@ def _resolver(memory: McuMemory) -> str:
         f"  if (resolver.{resolver_method(operator)}() != kTfLiteOk) return kTfLiteError;\n"
         for operator in memory.operators
     )
-    return _guarded(
-        "OP_RESOLVER",
-        '#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
+    return (
+        f'{_ONCE}#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
         f"using ModelOpResolver = tflite::MicroMutableOpResolver<{count}>;\n\n"
-        f"inline TfLiteStatus RegisterModelOps(ModelOpResolver& resolver) {{\n{lines}  return kTfLiteOk;\n}}\n",
+        f"inline TfLiteStatus RegisterModelOps(ModelOpResolver& resolver) {{\n{lines}  return kTfLiteOk;\n}}\n"
     )
 
 
 def _arena_size(memory: McuMemory, margin: float) -> str:
     size = -(-int(memory.arena_bytes * (1 + margin)) // 16) * 16
     why = f"// Smallest arena that works on {memory.core} with {memory.kernels} kernels: {memory.arena_bytes} bytes.\n"
-    return _guarded("ARENA_SIZE", f"#include <cstddef>\n\n{why}constexpr size_t kTensorArenaSize = {size};\n")
+    return f"{_ONCE}#include <cstddef>\n\n{why}constexpr size_t kTensorArenaSize = {size};\n"
 
 
 def expected_outputs(data: bytes, inputs: int = 1, outputs: int = 1) -> list[dict[str, Any]] | None:
