@@ -79,9 +79,10 @@ class Net:
             self.pad(0, 1)
         self.conv(0, 3, stride, is_valid=stride == 2)
 
-    def pool(self, kernel: int, stride: int, op: str = "MAX_POOL_2D") -> int:
+    def pool(self, kernel: int, stride: int, op: str = "MAX_POOL_2D", is_valid: bool = True) -> int:
         _, height, width, channels = self.shape
-        shape = (1, (height - kernel) // stride + 1, (width - kernel) // stride + 1, channels)
+        trimmed = kernel - 1 if is_valid else 0
+        shape = (1, ceil((height - trimmed) / stride), ceil((width - trimmed) / stride), channels)
         return self.op(op, (self.at,), shape, stride_h=stride, stride_w=stride)
 
     def norm(self) -> None:
@@ -98,6 +99,9 @@ class Net:
             weights = self.tensor((classes, inputs), True)
             self.op("FULLY_CONNECTED", (self.at, weights, self.tensor((classes,), True, "int32")), (1, classes))
         self.op("SOFTMAX", (self.at,), self.shape)
+        return self.graph()
+
+    def graph(self) -> TflmGraph:
         subgraph = TflmSubgraph(tuple(self.tensors), tuple(self.operators), (0,), (self.at,))
         return TflmGraph("net", 0, 0, (subgraph,), ())
 
@@ -163,6 +167,48 @@ def resnet8(net: Net) -> TflmGraph:
     return net.classify(10, has_mean=False)
 
 
+def st_mnist(net: Net) -> TflmGraph:
+    """ST's net for small images of digits and letters."""
+    net.conv(16, 3, 2)
+    net.conv(0, 3)
+    net.conv(32, 3)
+    net.conv(0, 3, 2)
+    net.conv(64)
+    return net.classify(36)
+
+
+def st_fdmobilenet(net: Net, classes: int) -> TflmGraph:
+    """ST's FdMobileNet, whose first layers are wider; no padding in front of a stride of 2."""
+    net.conv(16, 3, 2)
+    for filters, stride in ((48, 2), (80, 2), (64, 1), (96, 2), (64, 1), (128, 2), *[(128, 1)] * 4, (256, 1)):
+        net.conv(0, 3, stride)
+        net.conv(filters)
+    return net.classify(classes, is_conv=True)
+
+
+def st_yolo_lc(net: Net) -> TflmGraph:
+    """ST's small YOLO; 30 values at each place: five anchors of one class."""
+    for filters in (16, 32, 64, 128):
+        net.conv(filters, 3, 2)
+    for number, filters in enumerate((256, 256, 128, 256)):
+        net.conv(0, 3)
+        net.conv(filters)
+        if number == 1:
+            net.pool(2, 1, is_valid=False)
+    net.conv(30)
+    return net.graph()
+
+
+def tiny_yolo_v2(net: Net) -> TflmGraph:
+    for filters, stride in ((16, 2), (32, 2), (64, 2), (128, 2), (256, 2), (512, 1), (1024, 0), (512, 0)):
+        net.conv(filters, 3)
+        net.op("LEAKY_RELU", (net.at,), net.shape)
+        if stride:
+            net.pool(2, stride, is_valid=False)
+    net.conv(30)
+    return net.graph()
+
+
 def resnet50_v2(net: Net, classes: int) -> TflmGraph:
     net.pad(3, 3)
     net.conv(64, 7, 2, is_valid=True)
@@ -196,8 +242,14 @@ def graph_of(model: str, dataset: str, size: str) -> TflmGraph | None:
         dataset.lower(), 5 if "fft" in model or "tfs" in model else 1000
     )
     net = Net(height, width, channels)
-    if "ST " in model:
-        return None
+    if "ST Fd" in model:
+        return st_fdmobilenet(net, classes)
+    if family == "st_mnistv1":
+        return st_mnist(net)
+    if family == "st_yololcv1":
+        return st_yolo_lc(net)
+    if family == "yolov2t":
+        return tiny_yolo_v2(net)
     if family in ("mobilenetv1", "fdmobilenet"):
         is_fast = family == "fdmobilenet"
         return mobilenet_v1(net, 0.25 if is_fast else scale, classes, FD if is_fast else V1)
