@@ -251,17 +251,15 @@ def _advice(graph: TflmGraph, arena: TflmArena, step: int, alive: Sequence[Plann
     if operator.op in _IN_PLACE and joined and joined[0].nbytes == operator.outputs[0].nbytes:
         changes.append((f"{operator.op} in place, in another runtime", {operator.outputs[0].name: 0}))
     floats = {tensor.name: tensor.elements for tensor in graph_tensors if tensor.dtype == "float32"}
-    if any(buffer.name in floats for buffer in tensors):
-        changes.append(("int8 instead of float32, inputs included", floats))
+    changes.append(("int8 instead of float32, inputs included", floats))
     spatial = {
         tensor.name: tensor.nbytes // 4
         for tensor in graph_tensors
         if len(tensor.shape) == 4 and min(tensor.shape[1:3]) > 1
     }
-    if any(buffer.name in spatial for buffer in tensors):
-        changes.append(("inputs of half the height and width", spatial))
-        halves = {buffer.name: buffer.nbytes // 2 for buffer in tensors if buffer.name in spatial.keys() - ports}
-        changes.append(("the layers at the peak in two patches, rows that overlap not counted", halves))
+    changes.append(("inputs of half the height and width", spatial))
+    halves = {buffer.name: buffer.nbytes // 2 for buffer in tensors if buffer.name in spatial.keys() - ports}
+    changes.append(("the layers at the peak in two patches, rows that overlap not counted", halves))
     heads = [(what, replanned_head(arena.buffers, sizes)) for what, sizes in changes]
     return tuple(f"{what}: {units.size(head)}" for what, head in heads if head < arena.head_bytes)
 

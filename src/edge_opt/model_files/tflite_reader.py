@@ -285,6 +285,28 @@ class TfliteTables:
             return self.data[offset : offset + size]
         return table.raw(0) or None
 
+    def tensor(self, table: Table, name: str) -> Tensor:
+        """Return what a table says of a tensor."""
+        shape, signature, number = table.numbers(0), table.numbers(7), table.number(1, "b")
+        if not 0 <= number < len(TYPES):
+            raise UnreadableModel(f"the tensor {name!r} is of the unknown element type {number}")
+        if len(shape) > MOST_DIMENSIONS:
+            raise UnreadableModel(f"the tensor {name!r} has {len(shape):,} dimensions")
+        wrong = next((size for size in (*shape, *signature) if not -1 <= size < LARGEST_DIMENSION), None)
+        if wrong is not None or (signature and len(signature) != len(shape)):
+            raise UnreadableModel(f"the tensor {name!r} has the shape {shape}, or else {signature}")
+        dtype = TYPES[number]
+        # A dimension that may change is 1 if the file has no better value.
+        closed = tuple(max(size, 1) if size < 0 else size for size in shape)
+        tensor = Tensor(name, closed, signature or shape, dtype, self.buffer(table.number(2, "I"), name))
+        if table.table(6) is not None:
+            raise UnreadableModel(f"the weights {name!r} are sparse, which is not counted; make them dense")
+        if tensor.data is not None and dtype is not None and len(tensor.data) != tensor.nbytes:
+            raise UnreadableModel(
+                f"the constant {name!r} should take {tensor.nbytes} bytes and has {len(tensor.data)}; convert it again"
+            )
+        return tensor
+
     def kind(self, table: Table, index: int) -> tuple[str, str]:
         """Return the domain and the name of an operator."""
         code: int = table.number(0, "I")
@@ -370,29 +392,8 @@ class _TfliteReader(TfliteTables):
             name = table.text(3) or f"tensor_{index}"
             name = name if name not in taken else f"{name}#{index}"
             taken.add(name)
-            tensors.append(self._tensor(table, name))
+            tensors.append(self.tensor(table, name))
         return tensors
-
-    def _tensor(self, table: Table, name: str) -> Tensor:
-        shape, signature, number = table.numbers(0), table.numbers(7), table.number(1, "b")
-        if not 0 <= number < len(TYPES):
-            raise UnreadableModel(f"the tensor {name!r} is of the unknown element type {number}")
-        if len(shape) > MOST_DIMENSIONS:
-            raise UnreadableModel(f"the tensor {name!r} has {len(shape):,} dimensions")
-        wrong = next((size for size in (*shape, *signature) if not -1 <= size < LARGEST_DIMENSION), None)
-        if wrong is not None or (signature and len(signature) != len(shape)):
-            raise UnreadableModel(f"the tensor {name!r} has the shape {shape}, or else {signature}")
-        dtype = TYPES[number]
-        # A dimension that may change is 1 if the file has no better value.
-        closed = tuple(max(size, 1) if size < 0 else size for size in shape)
-        tensor = Tensor(name, closed, signature or shape, dtype, self.buffer(table.number(2, "I"), name))
-        if table.table(6) is not None:
-            raise UnreadableModel(f"the weights {name!r} are sparse, which is not counted; make them dense")
-        if tensor.data is not None and dtype is not None and len(tensor.data) != tensor.nbytes:
-            raise UnreadableModel(
-                f"the constant {name!r} should take {tensor.nbytes} bytes and has {len(tensor.data)}; convert it again"
-            )
-        return tensor
 
     def _named(self, indices: tuple[int, ...], tensors: list[Tensor]) -> tuple[str, ...]:
         return tuple("" if tensor is None else tensor.name for tensor in picked(tensors, indices))

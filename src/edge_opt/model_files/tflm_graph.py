@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from edge_opt.errors import UnreadableModel
-from edge_opt.model_files.file_graph import LARGEST_DIMENSION, MOST_DIMENSIONS, read_errors
+from edge_opt.model_files.file_graph import read_errors
 from edge_opt.model_files.tflite_reader import (
     CUSTOM_DOMAIN,
-    TYPES,
     Table,
     TfliteTables,
     operator_tables,
@@ -164,14 +163,10 @@ class _TflmReader(TfliteTables):
         return TflmSubgraph(tensors, operators, inputs, outputs)
 
     def _tensor(self, table: Table, index: int) -> TflmTensor:
-        shape, number, scales = table.numbers(0), table.number(1, "b"), table.table(4)
-        name = table.text(3) or f"tensor_{index}"
-        dtype = _NOT_NUMBERS.get(number) or (TYPES[number] if 0 <= number < len(TYPES) else None)
-        if dtype is None:
-            raise UnreadableModel(f"the tensor {name!r} is of the element type {number}, which TFLM does not have")
-        if len(shape) > MOST_DIMENSIONS or any(not 0 <= size < LARGEST_DIMENSION for size in shape):
-            raise UnreadableModel(f"the tensor {name!r} has the shape {shape}; TFLM needs fixed sizes")
-        data = self.buffer(table.number(2, "I"), name)
+        name, shape, _, dtype, data = self.tensor(table, table.text(3) or f"tensor_{index}")
+        dtype, scales = dtype or _NOT_NUMBERS[table.number(1, "b")], table.table(4)
+        if min(table.numbers(0), default=0) < 0:
+            raise UnreadableModel(f"the tensor {name!r} has the shape {table.numbers(0)}; TFLM needs fixed sizes")
         is_short = data is not None and dtype == "int32" and len(data) <= 4 * _MOST_VALUES
         values = tuple(np.frombuffer(data, "<i4").tolist()) if is_short and data is not None else ()
         count = 0 if scales is None else min(scales.length(2), scales.length(3))

@@ -26,12 +26,10 @@ _FUSE_RELU = _WEIGHTED | frozenset("ADD SUB MUL".split())
 _ELEMENTWISE = {"add": "ADD", "sub": "SUB", "mul": "MUL", "div": "DIV", "rsub": "SUB"}
 _UNARY = {
     "relu": "RELU", "relu6": "RELU6", "hardswish": "HARD_SWISH", "sigmoid": "LOGISTIC", "tanh": "TANH",
-    "leaky_relu": "LEAKY_RELU", "abs": "ABS", "log_softmax": "LOG_SOFTMAX",
+    "leaky_relu": "LEAKY_RELU", "abs": "ABS", "log_softmax": "LOG_SOFTMAX", "gelu": "GELU",
 }  # fmt: skip
 # What the quantizer leaves in float32, between a DEQUANTIZE and a QUANTIZE.
 _STAYS_FLOAT = frozenset("RELU6 LEAKY_RELU ABS LOG_SOFTMAX".split())
-# What the converter writes with an operator that TFLM does not have.
-_REFUSED = {"elu": "SELECT", "softplus": "SELECT", "mish": "SELECT", "gelu": "GELU"}
 # Operators whose result has the scale of their input.
 _KEEPS_SCALE = frozenset("RESIZE_NEAREST_NEIGHBOR RESIZE_BILINEAR MAX_POOL_2D TRANSPOSE RESHAPE PAD".split())
 
@@ -125,10 +123,6 @@ class _Lowering(GraphWriter):
     ) -> GraphValue:
         """Write an operator that computes with channels last."""
         return replace(source, index=self._write(op, inputs, graph_shape(out, True), **options), shape=tuple(out))
-
-    def _refused(self, call: OpCall, signature: OpSignature) -> GraphValue:
-        op = _REFUSED[_torch_name(signature)]
-        raise ConversionFailed(f"LiteRT writes {signature.op} with {op}, which TFLM does not have")
 
     def _unchanged(self, call: OpCall, signature: OpSignature) -> GraphValue:
         return self._read(call)
@@ -308,8 +302,6 @@ class _Lowering(GraphWriter):
         if op in _FUSED and maker is not None and maker.op in fusing:
             self._changed(value.index, activation=_FUSED[op])
             return value
-        if op == "RELU_N1_TO_1":
-            raise ConversionFailed("hardtanh becomes RELU_N1_TO_1 here, which TFLM does not have")
         return self._computed(op, self._plain(value) if op == "LOG_SOFTMAX" else value)
 
     def _computed(self, op: str, value: GraphValue) -> GraphValue:
@@ -487,5 +479,4 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys("view reshape flatten squeeze unsqueeze _unsafe_view".split(), _Lowering._reshaped),
     **dict.fromkeys("dropout feature_dropout contiguous detach clone alias to".split(), _Lowering._unchanged),
     **dict.fromkeys(_UNARY, _Lowering._unary), **dict.fromkeys(_ELEMENTWISE, _Lowering._elementwise),
-    **dict.fromkeys(_REFUSED, _Lowering._refused),
 }  # fmt: skip
