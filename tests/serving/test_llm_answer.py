@@ -329,12 +329,43 @@ def test_the_public_api_has_it() -> None:
     assert device(PI).name == PI
 
 
-def test_mlx_holds_buffers_beside_its_tensors() -> None:
-    # Qwen3-8B in 4 bits, 512 tokens: MLX's peak was 5.123e9 bytes on an M1 (github.com/enescingoz/mac-llm-bench).
-    sizes = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
-             "num_key_value_heads": 8, "vocab_size": 151936, "head_dim": 128}  # fmt: skip
-    found = llm({"model_type": "qwen3", **sizes}, target="apple-m1", weights="mlx-4bit", context=512, prompt=512)
-    assert found.memory.total_bytes == pytest.approx(5.123e9, rel=0.03)
+QWEN3_4B = {"model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151936, "head_dim": 128,
+            "tie_word_embeddings": True}  # fmt: skip
+GEMMA3_4B = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+             "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208, "head_dim": 256,
+             "sliding_window": 1024}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights", "target", "prompt", "published"),
+    [
+        # Peak memory by mlx_lm.benchmark: mlx_lm/BENCHMARKS.md and pull 1569 of ml-explore/mlx-lm.
+        (QWEN3_4B, "bf16", "apple-m4-max", 2048, 9.02e9),
+        (QWEN3_4B, "mlx-8bit", "apple-m4-max", 2048, 5.254e9),
+        (QWEN3_4B, "mlx-4bit", "apple-m4-max", 2048, 3.35e9),
+        (QWEN3_4B, "mlx-4bit", "apple-m3-pro", 2048, 3.30e9),
+        # github.com/enescingoz/mac-llm-bench. The file holds the tied head a second time.
+        (GEMMA3_4B, "mlx-4bit", "apple-m5", 512, 3.15e9),
+    ],
+)
+def test_mlx_holds_what_is_published(
+    sizes: dict[str, Any], weights: str, target: str, prompt: int, published: float
+) -> None:
+    found = llm(sizes, target, weights, context=prompt + 128, prompt=prompt, runtime="mlx")
+    assert found.memory.total_bytes == pytest.approx(published, rel=0.02)
+
+
+def test_mlx_holds_what_the_operators_under_way_write() -> None:
+    sizes = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}  # fmt: skip
+    memory = llm(sizes, "apple-m1", "mlx-4bit", context=100, prompt=65).memory
+    # The last token of a prompt is a step of its own. One command buffer holds all 19 operators: two norms, queries and
+    # keys, rotated as well, values, attention and its output, gate, up and down.
+    width = 256 + (256 + 128) * 2 + 128 + 256 + 256 + 256 + 512 + 512 + 256
+    # The cache has 2 × 128 values in 16 bits for 256 positions at least, of which the context takes 100.
+    assert memory.kv_bytes == 2 * 128 * 2 * 100
+    assert memory.activation_bytes == 64 * width * 2 + 2 * 128 * 2 * (256 - 100)
 
 
 def test_torch_is_held_up_by_launches_and_vllm_is_not() -> None:

@@ -223,20 +223,20 @@ def _served(
         return partial(_served_file, file, name=name, request=request)
 
     @cache
-    def traced(dtype: torch.dtype, absorbs_mla: bool) -> tuple[TracedLanguageModel, TracedLanguageModel, int, int]:
+    def traced(dtype: torch.dtype, absorbs_mla: bool) -> tuple[TracedLanguageModel, Any, int, int]:
         report_progress("building the language model without its weights")
         model = find_language_model(source, dtype, inputs, name)
         scaling = rope_scaling(model.config) or "no RoPE scaling"
         context, prompt = request.lengths(model.name, model.max_context, scaling)
         report_progress(f"tracing the prompt and a step at {context} positions")
-        traced = traced_model(model, context, prompt, request.batch, absorbs_mla)
-        return traced, with_stored_head(traced, model.config), context, prompt
+        return traced_model(model, context, prompt, request.batch, absorbs_mla), model.config, context, prompt
 
     def served(weights: str | None) -> Serving:
         form, runtime = weight_format(weights or "fp16", request.runtime)
         kv = request.cache_format(form)
-        model, gguf, context, prompt = traced(getattr(torch, form.computes_in), runtime != "torch")
-        return Serving(gguf if runtime == "llama.cpp" else model, form, runtime, kv, context, prompt, request.batch)
+        model, config, context, prompt = traced(getattr(torch, form.computes_in), runtime != "torch")
+        model = with_stored_head(model, config, runtime)
+        return Serving(model, form, runtime, kv, context, prompt, request.batch)
 
     return served
 
@@ -285,7 +285,7 @@ def _report(serving: Serving, spec: DeviceSpec | None, request: _Request, measur
     speed = speed_of(spec, serving.form, request.engine, request.threads, serving.runtime, request.flash_attention)
     decode = decode_cost(serving, speed, serving.context)
     params = sum(tensor.params for tensor in serving.model.tensors)
-    memory = serving.memory(request.ram_bytes(spec), spec is not None and has_own_memory(spec, speed.engine))
+    memory = serving.memory(request.ram_bytes(spec), spec)
     best = _best_format(serving, memory)
     return ServingReport(
         split=_split(serving, spec, memory, request),
@@ -384,7 +384,7 @@ def _measured(source: Any, serving: Serving) -> MeasuredServing:
     if serving.form.name not in _TORCH_FORMATS:
         formats = ", ".join(_TORCH_FORMATS)
         raise InvalidInput(f"torch runs no weights in {serving.form.name}; measure with weights in {formats}")
-    needed_bytes, ram_bytes = serving.memory(()).total_bytes, read_environment().memory_bytes
+    needed_bytes, ram_bytes = serving.memory().total_bytes, read_environment().memory_bytes
     if needed_bytes > 0.8 * ram_bytes:
         sizes = f"{needed_bytes / 2**30:.1f} GiB, and this machine has {ram_bytes / 2**30:.1f} GiB"
         raise InvalidInput(f"the loop needs {sizes}; measure a smaller model or a shorter context")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
+from math import prod
 
 import torch
 
@@ -32,6 +35,7 @@ from edge_opt.serving.token_rates import (
     ProductRate,
     ReadRate,
     gpu_family,
+    has_own_memory,
     matrix_rate,
     overhead_s,
     read_rate,
@@ -44,9 +48,11 @@ from edge_opt.serving.weight_formats import WeightFormat, WeightTensor, cache_by
 
 # llama.cpp reads a prompt in pieces of this many tokens, so its tensors are no larger than for one of them.
 PIECE = 512
-# Bytes beside tensors: the smallest models on an Apple M1 hold this much more with llama.cpp, and MLX's peak memory is
-# this much more on three Macs, from 0.6B to 32B (2026; github.com/enescingoz/mac-llm-bench).
-RUNTIME_BYTES = {"llama.cpp": 32 << 20, "mlx": 400 << 20}
+# Bytes beside tensors: the smallest models on an Apple M1 hold this much more with llama.cpp.
+RUNTIME_BYTES = {"llama.cpp": 32 << 20}
+# MLX reads prompts in pieces of so many tokens, and lets a cache grow by so many positions (mlx_lm 0.31). So many
+# command buffers are under way, and attention is fused for heads up to that width (mlx, backend/metal).
+MLX_PIECE, MLX_CACHE_STEP, MLX_UNDER_WAY, MLX_FUSED_HEAD = 2048, 256, 11, 128
 PARTS: tuple[PartName, ...] = ("attention", "mlp", "experts", "head", "embedding", "kv", "other")
 # Up to so many rows a product is bound by its weights, and more sequences add what they compute.
 FEW_ROWS = 64
@@ -78,8 +84,9 @@ class Serving:
 
     @property
     def constant_bytes(self) -> float:
-        """Bytes of one sequence's state that does not grow: 32 bits each in llama.cpp, nowhere fewer than 16."""
-        per_value = 4.0 if self.runtime == "llama.cpp" else max(cache_bytes_per_value(self.kv), 2.0)
+        """Bytes of one sequence's state that does not grow: 32 bits a value in llama.cpp, nowhere fewer than 16."""
+        is_wide = self.runtime == "llama.cpp" or (self.runtime == "mlx" and self.model.has_delta_nets)
+        per_value = 4.0 if is_wide else max(cache_bytes_per_value(self.kv), 2.0)
         return per_value * sum(state.constant for state in self.model.states)
 
     def state_bytes(self, context: int, batch: int) -> int:
@@ -136,9 +143,15 @@ class Serving:
             parts[name] = 2 * (macs - (lost if name == "attention" else 0))
         return parts
 
-    def activation_bytes(self, context: int, batch: int) -> int:
-        """Return the peak of tensors beside weights and state, in a prompt or a step; proportional to the batch."""
+    def activation_bytes(self, context: int, batch: int, prompt_bytes: Callable[[int], int] | None = None) -> int:
+        """Return the peak of tensors beside weights and state, in a prompt or a step."""
         prefill, decode = self.model.prefill, self.model.decode
+        if prompt_bytes is not None:
+            # The cache grows in steps, so that the prompt may need most while the cache is short.
+            reading, writing = (self.state_bytes(_in_steps(size), batch) for size in (self.prompt, context))
+            reading += prompt_bytes(batch)
+            writing += max(0, decode.live_bytes - self._traced_state(self.context)) * batch // self.batch
+            return max(reading, writing) - self.state_bytes(context, batch)
         if self.runtime != "torch":  # their cache is allocated once, and prompts are read in pieces
             reading = max(0, prefill.live_bytes - prefill.kept_bytes) * min(self.prompt, PIECE) // self.prompt
             return reading * batch // self.batch
@@ -166,14 +179,19 @@ class Serving:
         use = self.model.decode.uses.get(tensor.name)
         return use.part if use else "other"
 
-    def memory(self, ram_bytes: tuple[int, ...], reserves: bool = False) -> ServingMemory:
-        """Return what is held; `reserves`: on a GPU with memory of its own, where reserved bytes are taken at once."""
-        least = self.reserved_bytes() if reserves else 0
+    def memory(self, ram_bytes: tuple[int, ...] = (), spec: DeviceSpec | None = None) -> ServingMemory:
+        """Return what is held; on a GPU with memory of its own reserved bytes are taken at once."""
         runtime_bytes = RUNTIME_BYTES.get(self.runtime, 0)
 
+        least = self.reserved_bytes() if spec is not None and has_own_memory(spec) else 0
+        fixed = self.weights_bytes + self.model.buffer_bytes + self.model.decode.input_bytes + runtime_bytes
+        reading = cache(partial(mlx_prompt_bytes, self, spec)) if self.runtime == "mlx" else None
+
+        def activations(context: int, batch: int) -> int:
+            return max(self.activation_bytes(context, batch, reading), least)
+
         def total(context: int, batch: int) -> int:
-            fixed = self.weights_bytes + self.model.buffer_bytes + self.model.decode.input_bytes + runtime_bytes
-            return fixed + self.state_bytes(context, batch) + max(self.activation_bytes(context, batch), least)
+            return fixed + self.state_bytes(context, batch) + activations(context, batch)
 
         whole = total(self.context, self.batch)
         limit = next((size for size in ram_bytes if size >= whole), ram_bytes[-1] if ram_bytes else None)
@@ -183,13 +201,19 @@ class Serving:
             buffer_bytes=self.model.buffer_bytes,
             kv_bytes=self.state_bytes(self.context, self.batch),
             input_bytes=self.model.decode.input_bytes,
-            activation_bytes=max(self.activation_bytes(self.context, self.batch), least),
+            activation_bytes=activations(self.context, self.batch),
             runtime_bytes=runtime_bytes,
             ram_bytes=ram_bytes,
             limit_bytes=limit,
             longest_context=limit and largest(lambda size: total(size, self.batch) <= limit, most),
             largest_batch=limit and largest(lambda size: total(self.context, size) <= limit, _MOST_BATCH),
         )
+
+    @property
+    def width(self) -> int:
+        """The length of the vector that goes from layer to layer."""
+        shapes = [tensor.shape for tensor in self.model.tensors if self.part(tensor) in ("head", "embedding")]
+        return min((shape[-1] for shape in shapes if len(shape) > 1), default=4096)
 
     @property
     def active_params(self) -> int:
@@ -202,6 +226,89 @@ class Serving:
             elif use is not None and use.is_whole:
                 params += tensor.params
         return round(params)
+
+
+def _in_steps(positions: int) -> int:
+    """Return the positions of a cache that grows in MLX's steps."""
+    return -(-positions // MLX_CACHE_STEP) * MLX_CACHE_STEP
+
+
+def mlx_prompt_bytes(serving: Serving, spec: DeviceSpec | None, batch: int) -> int:
+    """Return the most that MLX holds of a prompt's tensors at once, its cache apart.
+
+    Operators are collected in command buffers. What a buffer writes is freed when it is done, and `MLX_UNDER_WAY` of
+    them are under way. A buffer ends at 40 operators or 40 Mi elements that it reads or writes, 50 on larger chips.
+    """
+    most = 50 if spec is not None and re.search(r"Max|Ultra", spec.title) else 40
+    tokens = batch * max(1, min(serving.prompt - 1, MLX_PIECE))
+    written: list[int] = []
+    operators, elements, new, latest = 0, 0.0, 0, 0
+    width = serving.width
+    for weights, size in _mlx_operators(serving, tokens, width):
+        operators, elements, new, latest = operators + 1, elements + weights + size, new + size, size or latest
+        if operators > most or elements >= (most + 1) << 20:
+            written.append(new)
+            # The next buffer reads the newest tensor, and the sum that the layers add to.
+            operators, elements, new = 0, latest + width * tokens, 0
+    written.append(new)
+    held = max(sum(written[start : start + MLX_UNDER_WAY]) for start in range(len(written)))
+    return held * (4 if serving.form.name == "fp32" else 2)
+
+
+def _mlx_operators(serving: Serving, tokens: int, width: int) -> Iterator[tuple[float, int]]:
+    """Yield the elements of weights that an operator of a prompt reads, and those of the new memory that it writes to.
+
+    Sums, activations and norms write over an input that nothing else reads.
+    """
+    step = serving.model.prefill
+    tensors = {tensor.name: tensor for tensor in serving.model.tensors if tensor.layer is not None and tensor.params}
+    # Gemma adds one to the weights of norms, and normalizes what the layers add, which nothing else reads.
+    is_gemma = any("pre_feedforward" in name for name in tensors)
+    head_width, queries, is_joined, has_convolution = 0, 0, False, False
+    for name, use in step.uses.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            continue
+        nbytes, share = serving.tensor_bytes(tensor), tensor.params / max(prod(tensor.shape), 1)
+        # Packed weights are words of 32 bits, with a scale and a bias for 64 of them.
+        weights = nbytes / 4 + tensor.params / 64 if nbytes < 2 * tensor.params else tensor.params
+        rows = round((tokens * use.met / step.tokens if use.experts else tokens) * share)
+        before, after = [0] * 0, [0] * 0
+        if len(tensor.shape) < 2:
+            is_kept = tensor.shape == (width,) and name.endswith("weight")
+            before, written = [0] * is_gemma, rows * width * (is_kept and not (is_gemma and "post_" in name))
+            head_width = tensor.shape[0] if tensor.shape and "q_norm" in name else head_width
+        elif tensor.role == "small":
+            before, written, after = [rows * tensor.shape[0]], rows * tensor.shape[0], [0]
+            has_convolution = True
+        else:
+            written, read = rows * tensor.shape[-2], rows * tensor.shape[-1]
+            if tensor.role == "attn_output" and has_convolution:
+                # A gated delta net starts from a state of zeros in 32 bits, and normalizes its output.
+                zeros = 2 * sum(state.constant for state in serving.model.states[tensor.layer or 0 :][:1])
+                before, after, has_convolution = [zeros * serving.batch, read, read, 0], [0], False
+            elif tensor.role == "attn_output" and head_width > MLX_FUSED_HEAD:
+                # Scores and values are products of their own; a gate comes with the queries and is copied.
+                gate = [read] * (queries == 2 * read)
+                before, after = [0, read // head_width * serving.prompt, 0, 0, read, read, *gate], [0]
+            elif tensor.role == "attn_output":
+                before, after = [read], [0]
+            elif tensor.role == "ffn_down":
+                before, after = [read * is_joined], [written if use.experts else 0]
+            elif tensor.role in ("attn_q", "attn_k"):
+                after = [written]  # rotated
+                queries = written if tensor.role == "attn_q" else queries
+            elif tensor.role == "attn_qkv":
+                after = [written, 0, 0, 0, 0]
+            elif tensor.role == "attn_v":
+                weights += 2 * _in_steps(rows) * tensor.shape[-2]  # two caches are made and written
+                after = [0, 0, 0, 0]
+            elif use.experts:
+                before = [read]  # rows in the order of their experts
+            is_joined = "gate_up" in name and not use.experts
+        yield from ((0.0, size) for size in before)
+        yield weights, written
+        yield from ((0.0, size) for size in after)
 
 
 def distinct_experts(experts: int, per_token: float, tokens: int) -> float:

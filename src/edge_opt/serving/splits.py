@@ -182,7 +182,7 @@ def _filled(serving: Serving, places: Sequence[Place], speeds: Sequence[Speed], 
             experts[index] += 1
     seconds = list(_seconds(serving, speeds, layers, experts, streamed, cache, by_experts))
     crossings = (2 * experts[-1] if by_experts else 0) + sum(1 for count in layers if count) - 1
-    width = _hidden(serving)
+    width = serving.width
     link_s = max(crossings, 0) * (EXCHANGE_S + 4 * width * serving.batch / places[0].link_bytes_per_s)
     parts = tuple(
         SplitPart(place.spec.name, place.limit_bytes, layers[i], experts[i], held[i], cache[i],
@@ -212,7 +212,7 @@ def _seconds(
 def _tensor_split(serving: Serving, places: Sequence[Place], speeds: Sequence[Speed]) -> ServingSplit:
     """Divide every tensor between equal devices, which add up their results twice in each layer."""
     count = len(places)
-    memory = serving.memory((), has_own_memory(places[0].spec))
+    memory = serving.memory((), places[0].spec)
     shared = memory.weights_bytes + memory.kv_bytes
     each = shared // count + memory.total_bytes - shared
     parts_bytes = serving.step_bytes(serving.context)
@@ -222,7 +222,7 @@ def _tensor_split(serving: Serving, places: Sequence[Place], speeds: Sequence[Sp
     )  # fmt: skip
     layers = len(_units(serving))
     # A ring moves 2·(n − 1)/n of the vector over each link.
-    moved = 2 * (count - 1) / count * 2 * _hidden(serving) * serving.batch
+    moved = 2 * (count - 1) / count * 2 * serving.width * serving.batch
     link_s = 0.0 if count == 1 else 2 * layers * (EXCHANGE_S + moved / places[0].link_bytes_per_s)
     limit = min((place.limit_bytes for place in places if place.limit_bytes is not None), default=None)
     missing = 0 if limit is None else max(0, each - limit) * count
@@ -265,12 +265,6 @@ def _result(
 
 def _buffers(serving: Serving, places: Sequence[Place]) -> list[int]:
     """Return the bytes of activations and buffers on each place."""
-    memory = serving.memory(())
+    memory = serving.memory()
     plain = memory.activation_bytes + memory.buffer_bytes + memory.input_bytes
     return [max(plain, serving.reserved_bytes()) if has_own_memory(place.spec) else plain for place in places]
-
-
-def _hidden(serving: Serving) -> int:
-    """Return the length of the vector that goes from layer to layer."""
-    shapes = [tensor.shape for tensor in serving.model.tensors if serving.part(tensor) in ("head", "embedding")]
-    return min((shape[-1] for shape in shapes if len(shape) > 1), default=4096)
