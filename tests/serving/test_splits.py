@@ -52,6 +52,12 @@ def test_a_model_that_fits_nowhere_says_what_is_missing() -> None:
     assert split.tokens_per_s is None and split.missing_bytes > 0
 
 
+def test_a_device_that_is_too_small_for_anything_holds_nothing() -> None:
+    _, split = split_of("gpu:1MiB,cpu:4GiB")
+    gpu, cpu = split.parts
+    assert gpu.total_bytes == gpu.layers == 0 and cpu.layers == 16 and split.tokens_per_s is not None
+
+
 def test_tensors_between_two_gpus_take_half_the_bytes_and_two_exchanges_per_layer() -> None:
     _, one = split_of("tensor:1*gpu:24GiB")
     _, two = split_of("tensor:2*gpu:24GiB@25")

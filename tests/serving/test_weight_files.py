@@ -252,6 +252,18 @@ def test_a_hostile_gguf_header_ends_in_one_sentence(tmp_path: Path, name: str) -
     assert time.process_time() - start < 1 and "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
+def test_a_context_of_no_positions_is_not_known(tmp_path: Path) -> None:
+    # It was "the maximum is 0; ask for less".
+    fields = {"llama.block_count": 1, "llama.context_length": 0, "llama.attention.head_count": 1}
+    rest = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    rest += b"".join(text(name) + struct.pack("<II", 4, value) for name, value in fields.items())
+    rest += text("token_embd.weight") + struct.pack("<IQQIQ", 2, 32, 8, 0, 0)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes(1, 4, rest) + b"\0" * 2000)
+    found: Any = llm(path)
+    assert found.max_context is None and found.context == 4096
+
+
 def test_the_limit_of_a_header_holds_in_a_file_of_terabytes(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     for kind in (8, 4):  # strings, numbers
@@ -264,7 +276,11 @@ def test_the_limit_of_a_header_holds_in_a_file_of_terabytes(tmp_path: Path) -> N
         assert time.process_time() - start < 1
 
 
+MANY = (
+    "{" + ",".join(f'"t{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(300_000)) + "}"
+).encode()
 HEADERS = {
+    "300 000 tensors": struct.pack("<Q", len(MANY)) + MANY,
     "beyond the file": struct.pack("<Q", 2**40) + b"{}",
     "not JSON": struct.pack("<Q", 4) + b"[[[[",
     "deep": struct.pack("<Q", 60_000) + b"[" * 60_000,

@@ -54,7 +54,7 @@ def gguf_model(file: WeightFile, context: int, prompt: int, batch: int) -> Trace
         buffer_bytes=0,
         is_latent=header.is_latent,
         has_delta_nets=header.architecture.startswith(("qwen3next", "qwen35")),
-        max_context=header.number("context_length"),
+        max_context=header.number("context_length") or None,
         remarks=header.remarks,
     )
 

@@ -11,7 +11,6 @@ from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import DeviceSpec
 from edge_opt.records.serving import ServingSplit, SplitPart
 from edge_opt.serving.serving_costs import Serving, Speed, speed_of
-from edge_opt.serving.token_rates import has_own_memory
 
 EXAMPLE = "gpu:24GiB,cpu:64GiB"
 # A computer with a GPU has at least this; name the device of your own CPU instead.
@@ -186,7 +185,7 @@ def _filled(serving: Serving, places: Sequence[Place], speeds: Sequence[Speed], 
     link_s = max(crossings, 0) * (EXCHANGE_S + 4 * width * serving.batch / places[0].link_bytes_per_s)
     parts = tuple(
         SplitPart(place.spec.name, place.limit_bytes, layers[i], experts[i], held[i], cache[i],
-                  held[i] + cache[i] + buffers[i], seconds[i])
+                  held[i] + cache[i] + buffers[i] if held[i] + cache[i] else 0, seconds[i])
         for i, place in enumerate(places)
     )  # fmt: skip
     return _result(serving, "experts" if by_experts else "layers", parts, link_s, missing, speeds, places)
@@ -265,6 +264,5 @@ def _result(
 
 def _buffers(serving: Serving, places: Sequence[Place]) -> list[int]:
     """Return the bytes of activations and buffers on each place."""
-    memory = serving.memory()
-    plain = memory.activation_bytes + memory.buffer_bytes + memory.input_bytes
-    return [max(plain, serving.reserved_bytes()) if has_own_memory(place.spec) else plain for place in places]
+    memories = [serving.memory((), place.spec) for place in places]
+    return [memory.activation_bytes + memory.buffer_bytes + memory.input_bytes for memory in memories]

@@ -20,6 +20,7 @@ from edge_opt.errors import ModelNotFound, first_line
 _MOST_HEADER_BYTES = 128 << 20
 _MOST_JSON_BYTES = 32 << 20
 _MOST_TENSORS = 20_000
+_MOST_TENSOR_JSON_BYTES = 256 * _MOST_TENSORS
 _MOST_FIELDS = 20_000
 _MOST_STRINGS = 2_000_000
 _MOST_SHARDS = 5_000
@@ -303,7 +304,7 @@ def _safetensors_header(path: Path) -> list[StoredTensor]:
     with path.open("rb") as file:
         start = file.read(8)
     length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > min(size - 8, _MOST_JSON_BYTES):
+    if len(start) < 8 or length > min(size - 8, _MOST_TENSOR_JSON_BYTES):
         raise ModelNotFound(f"{problem}: its header of {length} bytes reaches beyond the file, or is too long")
     try:
         with safetensors.safe_open(path, framework="numpy") as opened:
