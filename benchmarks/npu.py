@@ -63,7 +63,7 @@ def without_nets(group: Group, names: Collection[str]) -> list[HeldOut]:
     """The rows of some nets, predicted from those of all others."""
     rows = [_rows(board, group, names) for board in group.boards]
     kept = [(board, own) for board, own in zip(group.boards, rows, strict=True) if len(own[1])]
-    _, costs = fit_prior([own for _, own in kept])
+    _, costs = fit_prior([own for _, own in kept], noise=group.conventions.noise)
     spread = platform_family(group.name).spread
     results = []
     for (board, _), own in zip(kept, costs, strict=True):
@@ -92,7 +92,8 @@ def without_chip(group: Group) -> list[HeldOut]:
             rows, chips = [_rows(board, group) for board in others], [CHIPS[board.device] for board in others]
             for board in boards:
                 if board.soc == chip:
-                    costs = chip_costs(rows, chips, CHIPS[board.device], _rows(board, group)[0])
+                    asked = _rows(board, group)[0]
+                    costs = chip_costs(rows, chips, CHIPS[board.device], asked, group.conventions.noise)
                     results += _predicted(board, group, costs, spread, {net.name for net, _ in board.times})
     return results
 

@@ -37,7 +37,7 @@ from held_out import (
 )
 from published_tables import AI_HUB, Board, Net, named, read_tables, timm_rows
 
-from edge_opt.boards.class_costs import Costs, KernelConventions, ModelWork, Vector, fit_costs, rows_with_class
+from edge_opt.boards.class_costs import NOISE, Costs, KernelConventions, ModelWork, Vector, fit_costs, rows_with_class
 from edge_opt.boards.fused_layers import model_work
 from edge_opt.boards.platform_file import (
     CHIPS,
@@ -134,7 +134,7 @@ def groups(tables: Sequence[Board]) -> list[Group]:
                     for board in tables
                     if (board.source, board.precision) == (AI_HUB, precision) and len(board.times) >= 5
                 ),
-                KernelConventions(2e6, False, lanes=32, call_layers=30, free=free),
+                KernelConventions(2e6, False, lanes=32, call_layers=30, free=free, noise=0.2),
                 None,
                 "Qualcomm's AI Hub",
                 parts=4,
@@ -162,7 +162,7 @@ def fit_group(group: Group, base: Costs | None, partners: Fitted | None = None) 
     if partners is not None:
         group, prior, costs, trials = _relative(group, partners)
     elif base is None:
-        prior, costs = fit_prior(rows)
+        prior, costs = fit_prior(rows, noise=group.conventions.noise)
         found = hold_out(group.boards, group.conventions, counts=TYPED, parts=group.parts)
         trials = tuple(tuple(trial for trial in found if trial.board == number) for number in range(len(group.boards)))
     else:
@@ -333,6 +333,7 @@ def family_lines(kind: PlatformFamily) -> list[str]:
         + (f", lanes = {kind.conventions.lanes}" if kind.conventions.lanes > 1 else "")
         + (f", call_layers = {kind.conventions.call_layers}" if kind.conventions.call_layers else "")
         + (f", free = {list(kind.conventions.free)}" if kind.conventions.free else "")
+        + (f", noise = {kind.conventions.noise:g}" if kind.conventions.noise != NOISE else "")
         + " }",
         f"spread = {{ noise = {kind.spread.noise:.4f}, trust = {kind.spread.trust:g}, "
         f"quantile = {kind.spread.quantile:.4f} }}",

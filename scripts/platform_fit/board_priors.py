@@ -16,6 +16,7 @@ import numpy as np
 
 from edge_opt.boards.class_costs import (
     CLASSES,
+    NOISE,
     BoardStack,
     Costs,
     Rows,
@@ -77,18 +78,21 @@ IN_ORDER_INT8: dict[str, float] = {
 }  # fmt: skip
 
 
-def fit_prior(boards: Sequence[Rows], start: Vector | None = None) -> tuple[Costs, tuple[Costs, ...]]:
+def fit_prior(
+    boards: Sequence[Rows], start: Vector | None = None, noise: float = NOISE
+) -> tuple[Costs, tuple[Costs, ...]]:
     """Return what boards have in common, and each board's own costs.
 
     Args:
         boards: quantities and times in ms of every board, at least three boards.
         start: logarithms of costs to begin at and to stay near where rows say nothing; the usual ones unless given.
             Zeros, where quantities are times already.
+        noise: scale of relative residuals.
     """
     if len(boards) < 3:
         raise InvalidInput(f"a prior needs three boards or more, and there are {len(boards)}; fit each with fit_costs")
     has_rows = np.any([np.asarray(rows).sum(axis=0) > 0 for rows, _ in boards], axis=0)
-    stack = BoardStack([(np.asarray(rows)[:, has_rows], np.asarray(times)) for rows, times in boards])
+    stack = BoardStack([(np.asarray(rows)[:, has_rows], np.asarray(times)) for rows, times in boards], noise)
     usual = np.log([TYPICAL[name] for name in CLASSES]) if start is None else np.asarray(start)
     means = stack.scaled(np.broadcast_to(usual[has_rows], (len(boards), int(has_rows.sum()))))
     centre, spread, means, covariances = _shared(stack, means)

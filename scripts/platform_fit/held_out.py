@@ -82,11 +82,16 @@ def hold_out(
             ]
             others = [number for number in range(len(boards)) if fold[number] != part and len(rows[number][1])]
             if asked and len(others) >= 3:
-                prior, fits = fit_prior([rows[number] for number in others])
+                prior, fits = fit_prior([rows[number] for number in others], noise=conventions.noise)
                 fitted = dict(zip(others, fits, strict=True))
-                fitted |= {n: fit_costs(*rows[n], prior) for n in range(len(boards)) if fold[n] == part}
+                fitted |= {
+                    n: fit_costs(*rows[n], prior, conventions.noise) for n in range(len(boards)) if fold[n] == part
+                }
                 for number in asked:
-                    for label, costs in _knowledge(boards, number, rows[number], prior, fitted, counts, has_cores):
+                    pairs = _knowledge(
+                        boards, number, rows[number], prior, fitted, counts, has_cores, conventions.noise
+                    )
+                    for label, costs in pairs:
                         found.extend(_trials(boards[number], number, left_out, known, label, costs, prior))
     return tuple(found)
 
@@ -224,6 +229,7 @@ def _knowledge(
     fitted: Mapping[int, Costs],
     counts: Sequence[int],
     has_cores: bool,
+    noise: float,
 ) -> Iterator[tuple[str, Costs]]:
     """What may be known of a board, and its costs then."""
     quantities, times = rows
@@ -232,7 +238,7 @@ def _knowledge(
     order = np.random.default_rng(number).permutation(len(times))
     for count in counts:
         if count < len(times):
-            yield str(count), fit_costs(quantities[order[:count]], times[order[:count]], prior)
+            yield str(count), fit_costs(quantities[order[:count]], times[order[:count]], prior, noise)
     board = boards[number]
     pairs = [(boards[other], fit) for other, fit in fitted.items() if boards[other].device != board.device]
     if not has_cores:
@@ -247,7 +253,7 @@ def _knowledge(
             for count in counts if label == "core" else ():
                 if count < len(times):
                     chosen = order[:count]
-                    yield f"core+{count}", fit_costs(quantities[chosen], times[chosen], costs)
+                    yield f"core+{count}", fit_costs(quantities[chosen], times[chosen], costs, noise)
 
 
 def _trials(

@@ -61,7 +61,7 @@ def _regression(chips: Sequence[Chip], scales: Vector) -> Vector:
     return weights
 
 
-def chip_costs(rows: Sequence[Rows], chips: Sequence[Chip], chip: Chip, asked: Vector) -> Costs:
+def chip_costs(rows: Sequence[Rows], chips: Sequence[Chip], chip: Chip, asked: Vector, noise: float) -> Costs:
     """Return the costs of a chip that nobody has timed, from those of others.
 
     Args:
@@ -69,8 +69,9 @@ def chip_costs(rows: Sequence[Rows], chips: Sequence[Chip], chip: Chip, asked: V
         chips: Their chips, in the same order.
         chip: The one that is asked for.
         asked: Quantities of nets, by whose times boards are compared.
+        noise: Scale of relative residuals.
     """
-    prior, boards = fit_prior(rows)
+    prior, boards = fit_prior(rows, noise=noise)
     level = np.mean([prior.log_time(row) for row in asked])
     scales = np.array([np.mean([costs.log_time(row) for row in asked]) - level for costs in boards])
     scale = float(_regression(chips, scales) @ _features(chip))

@@ -53,6 +53,16 @@ def test_a_board_that_is_slower_by_a_factor_is_predicted_slower_by_it(seed: int,
     assert other.log_time(rows[0]) - one.log_time(rows[0]) == pytest.approx(np.log(factor), abs=0.02)
 
 
+def test_noise_says_how_far_a_single_time_moves_a_cost() -> None:
+    prior = Costs(np.zeros(SIZE), 0.04 * np.eye(SIZE), np.zeros(SIZE))
+    row = np.zeros((1, SIZE))
+    row[0, CLASSES.index("layers")] = 1.0
+    # At the minimum f / 0.04 = 5 d / (4 s^2 + d^2), with f the moved cost and d = 0.4 - f what remains of a time of
+    # exp(0.4). With s = 0.2, f = 0.2: 0.2 / 0.04 = 5 and 5 * 0.2 / (0.16 + 0.04) = 5.
+    costs = fit_costs(row, np.exp([0.4]), prior, noise=0.2)
+    assert costs.mean[CLASSES.index("layers")] == pytest.approx(0.2, abs=1e-3)
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10_000))
 def test_shares_add_up_and_variances_are_positive(seed: int) -> None:

@@ -18,6 +18,7 @@ from edge_opt.boards.targets import resolve_target
 from edge_opt.errors import InvalidInput
 from edge_opt.model import SmallCNN
 from edge_opt.records.profiles import ModelProfile
+from edge_opt.report.profile_text import profile_markdown
 
 BLOCKS = KernelConventions(cache_elements=0.0, splits_groups=False, lanes=32)
 
@@ -160,6 +161,16 @@ def test_a_hand_over_takes_its_call_and_its_elements(leaving: ModelProfile) -> N
     assert there.seconds == pytest.approx(fitted_time(work, platform).seconds + added_s)
     assert [layer.path for layer in there.layers if layer.engine == "cpu"] == ["", "first", "second"]
     assert there.cpu_layers == 3
+
+
+def test_a_board_that_did_not_use_its_npu_for_some_models_says_how_often(profile: ModelProfile) -> None:
+    def engine_line(device: str) -> str:
+        there = replace(profile, predictions=(eo.estimate(profile, device, "fp16", runtime="tflite"),))
+        return next(line for line in profile_markdown(there).splitlines() if "every layer on the NPU" in line)
+
+    # 83 models of the table ran on some NPU in TFLite and fp16 and have a row of this board; 14 of these left it.
+    assert "not used at all for 14 of 83 models" in engine_line("sa8650p-adp")
+    assert "not used" not in engine_line("galaxy-s24")
 
 
 def test_the_gpu_takes_the_only_layer_norm() -> None:

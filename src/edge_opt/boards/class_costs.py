@@ -46,6 +46,10 @@ _PASSING = {
     "elementwise": "elementwise_elements", "activation": "elementwise_elements", "pool": "pooled_elements"
 }  # fmt: skip
 
+# Scale of relative residuals and degrees of freedom of their distribution. Two people who time the same board are
+# 1.4 to 9 % apart after one common factor.
+NOISE = 0.1
+FREEDOM = 4.0
 TILE = 4
 # Convolutions larger than 1x1 read their weights anew for every few outputs. From flash outside the chip a MAC then
 # costs this much more: YOLOv2-tiny and YOLOv8n on an STM32H747, which no cost was fitted to, take 1.8 and 1.6 times
@@ -67,7 +71,8 @@ class KernelConventions:
     in blocks of this many channels, and an array of multipliers, which takes two blocks at a time, computes every
     product with weights; 1 where there is none. `call_layers`: handing a model over to the engine takes as long as this
     many layers. `free`: kinds of layers that take no time of their own: a concatenation whose parts are written in
-    place, or an activation that the layer before computes.
+    place, or an activation that the layer before computes. `noise`: the scale of residuals in a fit; NPUs have a
+    larger one, as a sum of class costs describes their compilers less well.
     """
 
     cache_elements: float = 6e5
@@ -76,6 +81,7 @@ class KernelConventions:
     lanes: int = 1
     call_layers: int = 0
     free: tuple[str, ...] = ()
+    noise: float = NOISE
 
 
 class LayerWork(NamedTuple):
@@ -221,10 +227,6 @@ def _tile_share(places: Sequence[int]) -> float:
     return prod(-(-place // TILE) * TILE for place in places) / prod(places)
 
 
-# Scale of relative residuals and degrees of freedom of their distribution. Two people who time the same board are
-# 1.4 to 9 % apart after one common factor.
-NOISE = 0.1
-FREEDOM = 4.0
 _LARGEST_STEP = 2.0
 
 # Quantities of some nets, and the ms that each took.
@@ -280,17 +282,18 @@ class Spread:
         return self.quantile * float(np.sqrt((self.noise * noise_ratio) ** 2 + self.trust * variance))
 
 
-def fit_costs(quantities: Vector, times_ms: Vector, prior: Costs) -> Costs:
+def fit_costs(quantities: Vector, times_ms: Vector, prior: Costs, noise: float = NOISE) -> Costs:
     """Return the costs of one board from the times of some nets, and from the prior where they say nothing.
 
     Args:
         quantities: one row per net, one column per class.
         times_ms: what each net took, in ms, more than zero. May be empty: then the prior is the answer.
         prior: costs that are likely before any time is known.
+        noise: Scale of relative residuals, as `KernelConventions.noise`.
     """
     if not len(times_ms):
         return prior
-    means, covariances = BoardStack([(quantities, times_ms)]).fitted(prior.mean[None, :], prior.covariance, None)
+    means, covariances = BoardStack([(quantities, times_ms)], noise).fitted(prior.mean[None, :], prior.covariance, None)
     return Costs(means[0], covariances[0], rows_with_class(quantities, means[0]))
 
 
@@ -309,8 +312,8 @@ class BoardStack:
 
         r_i = log t_i - log sum_k exp(f_k) x_ik
 
-    Residuals follow a Student t with nu = 4 and a scale s of 0.1: a net that a runtime has no good kernel for must not
-    bend the costs of all others. Boards are alike, so f has a Gaussian prior N(m, S), and the fit minimizes
+    Residuals follow a Student t with nu = 4 and a scale s, the noise: a net that a runtime has no good kernel for must
+    not bend the costs of all others. Boards are alike, so f has a Gaussian prior N(m, S), and the fit minimizes
 
         sum_i (nu + 1)/2 * log(1 + (r_i/s)^2 / nu)  +  1/2 * (f - m)' S^-1 (f - m)
 
@@ -325,7 +328,8 @@ class BoardStack:
     scripts/platform_fit/board_priors.py finds the prior.
     """
 
-    def __init__(self, boards: Sequence[Rows]) -> None:
+    def __init__(self, boards: Sequence[Rows], noise: float = NOISE) -> None:
+        self.noise = noise
         longest = max(len(times) for _, times in boards)
         self.x = np.ones((len(boards), longest, boards[0][0].shape[1]))
         self.log_t = np.zeros((len(boards), longest))
@@ -379,14 +383,14 @@ class BoardStack:
 
     def _objective(self, f: Vector, centre: Vector, precision: Vector) -> tuple[Vector, Vector]:
         residuals = self.log_t - self._log_time(f)
-        misfit = self.is_row * (FREEDOM + 1) / 2 * np.log1p((residuals / NOISE) ** 2 / FREEDOM)
+        misfit = self.is_row * (FREEDOM + 1) / 2 * np.log1p((residuals / self.noise) ** 2 / FREEDOM)
         away = f - centre
         return misfit.sum(axis=1) + 0.5 * np.einsum("bi,ij,bj->b", away, precision, away), residuals
 
     def _derivatives(self, f: Vector, residuals: Vector, centre: Vector, precision: Vector) -> tuple[Vector, Vector]:
         parts = self.x * np.exp(f)[:, None, :]
         shares = parts / parts.sum(axis=2, keepdims=True)
-        weights = self.is_row * (FREEDOM + 1) / (FREEDOM + (residuals / NOISE) ** 2) / NOISE**2
+        weights = self.is_row * (FREEDOM + 1) / (FREEDOM + (residuals / self.noise) ** 2) / self.noise**2
         weighted = shares * weights[:, :, None]
         curvature = np.matmul(weighted.transpose(0, 2, 1), shares) + precision
         gradient = np.einsum("bnk,bn->bk", weighted, residuals) - (f - centre) @ precision

@@ -456,7 +456,7 @@ def _platform_like(like: Platform | str, precision: str, threads: int | None) ->
 
 def _fit(works: Sequence[tuple[ModelWork, float]], family: PlatformFamily, prior: Costs) -> Costs:
     rows = np.array([work.quantities(family.conventions) for work, _ in works]).reshape(-1, len(CLASSES))
-    return fit_costs(rows, np.array([1000 * seconds for _, seconds in works]), prior)
+    return fit_costs(rows, np.array([1000 * seconds for _, seconds in works]), prior, family.conventions.noise)
 
 
 def _contradictions(works: Sequence[tuple[ModelWork, float]], family: PlatformFamily, prior: Costs) -> list[str]:

@@ -217,6 +217,10 @@ class LayerPrediction(Record):
     engine: Engine | None = field("Who computes it; None: not known.", default=None)
 
 
+# How a remark begins that says how often whole models do not run on an NPU, as when TFLite's delegate cannot start.
+NPU_UNUSED = "the NPU was not used at all for"
+
+
 @record
 class Departure(Record):
     """An operator that leaves the accelerator in some layers, why, and what would stay."""

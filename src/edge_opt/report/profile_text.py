@@ -12,7 +12,7 @@ from edge_opt.errors import InvalidInput
 from edge_opt.records.costs import Shape
 from edge_opt.records.measurements import Energy, Latency, LayerLatencies, MeasuredMemory, Measurement
 from edge_opt.records.microcontrollers import McuMemory, MemoryVerdict
-from edge_opt.records.predictions import Departure, Prediction
+from edge_opt.records.predictions import NPU_UNUSED, Departure, Prediction
 from edge_opt.records.profiles import Level, ModelProfile
 from edge_opt.report.sheets import OPTIONAL, Cell, Column, Note, Sheet, sheet_markdown, sheet_text
 from edge_opt.report.table import (
@@ -368,7 +368,8 @@ def predicted_lines(predictions: Sequence[Prediction], *, is_verbose: bool = Tru
         lines.append(("Predicted", prediction_sentence(prediction)))
         lines += [("Leaves", f"{of}{departure_sentence(item)}") for item in prediction.departures]
         if prediction.engine == "npu" and prediction.seconds is not None and not prediction.departures:
-            lines.append(("Engine", f"{of}every layer on the NPU, by the rules that are known"))
+            odds = "".join(f"; {remark}" for remark in prediction.remarks if remark.startswith(NPU_UNUSED))
+            lines.append(("Engine", f"{of}every layer on the NPU, by the rules that are known{odds}"))
         energies = prediction.energies if is_verbose else prediction.energies[:1]
         is_unsaid = prediction.seconds is None and not prediction.outside
         remarks = prediction.remarks if is_verbose else prediction.remarks[: int(is_unsaid)]
