@@ -6,39 +6,42 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from edge_opt._support.checks import check_threads, is_number
 from edge_opt._support.files import check_writable
 from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.calibration.calibration_file import host_file, load_calibration, save_calibration
+from edge_opt.calibration.model_timing import time_operators
 from edge_opt.calibration.operator_bench import (
     ReferenceMeasurement,
-    Runnable,
     closed,
     kept_heap,
-    least_seconds,
     measured_overheads,
     operator_samples,
+    seconds_alone,
     undisturbed,
     visit_reference,
 )
 from edge_opt.calibration.operator_draws import is_warm, plan
-from edge_opt.calibration.predict import GROUPS, OperatorTimes, describe, scales_of
+from edge_opt.calibration.predict import GROUPS, OperatorTimes, describe, forward_interval, scales_of, timing_key
 from edge_opt.calibration.quiet_clock import ReferenceKernel, SampleClock
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.calibration.self_check import checked
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.latency import busy_remark
 from edge_opt.measuring.machine import best_seconds, copy_bandwidth, crash_of, read_environment, retain_freed_memory
+from edge_opt.records.costs import Trace
 from edge_opt.records.devices import Precision
 from edge_opt.records.predictions import (
     Calibration,
@@ -49,6 +52,7 @@ from edge_opt.records.predictions import (
     OperatorSample,
     PeakClass,
 )
+from edge_opt.trace import trace
 
 _WORKING_SETS = tuple(1 << power for power in range(15, 28))  # 32 KiB to 128 MiB
 _FRESH = tuple(1 << power for power in range(18, 27, 2))  # 256 KiB to 64 MiB
@@ -150,11 +154,11 @@ def _deviation(errors: list[float]) -> float:
 
 
 MOST_SECONDS = 120.0
+MODEL_SECONDS = 10.0  # for operators of one model
 _ROUNDS = 5
 _PASSES = 2
 _VISITS = 2
 _GROUP = 40
-_SMALL_BYTES = 4 << 20
 _HOLE_BYTES = 1 << 30
 _PLANNED = 1400
 _PLANNED_PER_SECOND = 20
@@ -172,6 +176,9 @@ def calibrate(
     progress: bool = True,
     runtimes: Sequence[str] = ("torch",),
     precisions: Sequence[Precision] = ("fp32",),
+    for_model: nn.Module | None = None,
+    inputs: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> Calibration:
     """Measure this machine for predictions, and save the calibration.
 
@@ -188,6 +195,11 @@ def calibrate(
         runtimes: "torch" for eager torch, "onnxruntime", "openvino". Without "torch" they are added to the calibration
             that the file has; where it has none, torch comes first. Small nets are converted and profiled.
         precisions: Of the other runtimes: fp32, int8.
+        for_model: Time just the operators of this model that make its prediction uncertain, and add them to the
+            calibration that the file has. It takes seconds; the model is not run. `timed[-1]` of the result has the
+            interval before and after.
+        inputs: Inputs of that model or their shapes, as for `profile`.
+        kwargs: Inputs by name.
     """
     if not is_number(seconds) or not 1 <= seconds <= MOST_SECONDS:
         raise InvalidInput(f"seconds is {seconds!r}; it must be a number from 1 to {MOST_SECONDS:g}")
@@ -201,6 +213,10 @@ def calibrate(
         check_platforms(others, precisions)
     target = Path(path) if path is not None else host_file()
     check_writable(target)
+    if for_model is not None:
+        recorded = trace(for_model, inputs, kwargs)
+        with show_progress() if progress else nullcontext():
+            return _calibrated_for(recorded, type(for_model).__name__, target, counts[0] if counts else None, seconds)
     busy = busy_remark()
     if busy is not None:
         warnings.warn(f"{busy}; disturbed rounds are repeated, and the file says so", stacklevel=2)
@@ -220,6 +236,27 @@ def calibrate(
             calibration = replace(calibration, runtimes=(*kept, *added))
             save_calibration(calibration, target)
     return calibration
+
+
+def _calibrated_for(recorded: Trace, name: str, path: Path, threads: int | None, seconds: float) -> Calibration:
+    """Add operators of one model to the calibration in a file."""
+    calibration = load_calibration(path)
+    if threads not in (None, calibration.machine.threads):
+        raise InvalidInput(f"{path} is calibrated with {calibration.machine.threads} thread(s), not with {threads}")
+    # A model whose shapes changed is another one, as is one of other sizes: operators are known by their shapes.
+    before = forward_interval(recorded, calibration)
+    with undisturbed(calibration.machine.threads):
+        timed = time_operators(recorded, name, calibration, min(seconds, MODEL_SECONDS))
+    known = {timing_key(sample.signature, sample.distances) for sample in timed.samples}
+    kept = []
+    for item in calibration.timed:
+        samples = tuple(it for it in item.samples if timing_key(it.signature, it.distances) not in known)
+        kept += [replace(item, samples=samples)] if samples else []
+    result = replace(calibration, timed=(*kept, timed))
+    timed = replace(timed, before=before, after=forward_interval(recorded, result))
+    result = replace(calibration, timed=(*kept, timed))
+    save_calibration(result, path)
+    return result
 
 
 def _measured(seconds: float) -> Calibration:
@@ -272,12 +309,8 @@ def _timed_alone(
             break
         report_progress(f"calibrating, {spent():.0%}: operators alone, {len(samples)}")
         group = planned[first : first + _GROUP]
-        runnables = [Runnable(operator) for operator in group]
         # The bytes that a round moves lie between two uses of the same weights.
-        distance = sum(runnable.nbytes for runnable in runnables)
-        # Only short operators notice whether their code is in the cache.
-        rehearsals = [Runnable(item.operator) if item.nbytes < _SMALL_BYTES else None for item in runnables]
-        times = least_seconds(runnables, rehearsals, _ROUNDS, clock, kernel)
+        times, distance = seconds_alone(group, _ROUNDS, clock, kernel)
         for operator, least_s in zip(group, times, strict=True):
             distances = tuple(0 if warm else distance for warm in is_warm(operator.signature))
             samples.append(OperatorSample(operator.signature, distances, least_s))

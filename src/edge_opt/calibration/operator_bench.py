@@ -131,19 +131,21 @@ def _pool() -> torch.Tensor:
     return torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
 
 
-def least_seconds(
-    runnables: Sequence[Runnable],
-    rehearsals: Sequence[Runnable | None],
-    rounds: int,
-    clock: SampleClock | None = None,
-    kernel: ReferenceKernel | None = None,
-) -> list[float]:
-    """Return the least seconds of each operator in some rounds; outputs are made anew and dropped, as in a forward.
+# Only short operators notice whether their code is in the cache.
+_SMALL_BYTES = 4 << 20
 
-    A rehearsal is the same operator on other tensors, run just before: it leaves the code in the cache, as the layers
-    of a model do for each other, and the weights out of it. With a reference kernel each round is normalized by it.
+
+def seconds_alone(
+    operators: Sequence[DrawnOperator], rounds: int, clock: SampleClock, kernel: ReferenceKernel
+) -> tuple[list[float], int]:
+    """Return the least seconds of each operator in some rounds, and the bytes that a round moves.
+
+    Outputs are made anew and dropped, as in a forward. The same operator runs on other tensors just before: it leaves
+    the code in the cache, as the layers of a model do for each other, and the weights out of it. Rounds are normalized
+    by the reference kernel.
     """
-    clock = clock or SampleClock()
+    runnables = [Runnable(operator) for operator in operators]
+    rehearsals = [Runnable(item.operator) if item.nbytes < _SMALL_BYTES else None for item in runnables]
 
     def one_round() -> list[float]:
         times = []
@@ -155,8 +157,8 @@ def least_seconds(
         return times
 
     with torch.inference_mode():
-        turns = [one_round() if kernel is None else kernel.quiet_round(one_round, _REPEATED)[0] for _ in range(rounds)]
-    return [min(times) for times in zip(*turns, strict=True)]
+        turns = [kernel.quiet_round(one_round, _REPEATED)[0] for _ in range(rounds)]
+    return [min(times) for times in zip(*turns, strict=True)], sum(runnable.nbytes for runnable in runnables)
 
 
 @contextmanager

@@ -429,16 +429,14 @@ def predict(
 
         return predicted_kernels(profile, calibration, platform)
     trace = profile.trace
-    forward = _timed_forward(trace, calibration)
+    forward = timed_forward(trace, calibration)
     own: list[list[int]] = [[] for _ in trace.modules]
     for call in trace.ops:
         own[call.module].append(call.index)
     layers = tuple(forward.layer(module, indices) for module, indices in zip(trace.modules, own, strict=True))
     seconds = math.fsum(layer.seconds or 0.0 for layer in layers)
     outside = [index for index in range(len(trace.ops)) if forward.is_outside[index]]
-    # Wholes are off by so much where nothing is outside; what is outside adds its own.
-    deviation = math.hypot(calibration.deviation, forward.error_s(outside) / seconds if seconds else 0.0)
-    factor = math.exp(NINE_IN_TEN * deviation)
+    factor = forward.uncertainty(seconds)
     disturbed = (f"the calibration was disturbed: {remark}" for remark in calibration.remarks)
     note = "" if calibration.check is None else calibration.check.note
     return Prediction(
@@ -458,12 +456,24 @@ def predict(
 
 def forward_seconds(trace: Trace, calibration: Calibration) -> float:
     """Return the predicted seconds of a whole forward."""
-    forward = _timed_forward(trace, calibration)
-    between = forward.overheads.operator_s * len(trace.ops) + forward.overheads.module_s * len(trace.modules)
-    return float(forward.seconds.sum()) + between
+    return timed_forward(trace, calibration).whole_s(range(len(trace.ops)), len(trace.modules))
 
 
-def _timed_forward(trace: Trace, calibration: Calibration) -> _TimedForward:
+def forward_interval(trace: Trace, calibration: Calibration) -> tuple[float, float]:
+    """Return the ends of the 90 % interval of a whole forward."""
+    forward = timed_forward(trace, calibration)
+    seconds = forward.whole_s(range(len(trace.ops)), len(trace.modules))
+    factor = forward.uncertainty(seconds)
+    return seconds / factor, seconds * factor
+
+
+def timing_key(signature: OpSignature, distances: Sequence[int]) -> tuple[object, ...]:
+    """Return what calls that take equally long have in common: distances may differ by a factor of two."""
+    return signature, tuple(distance.bit_length() for distance in distances)
+
+
+def timed_forward(trace: Trace, calibration: Calibration) -> TimedForward:
+    """Return the operators of a trace with the seconds that each takes in place, learned or timed."""
     times = operator_times(calibration)
     distances = reuse_distances(trace)
     described = [describe(trace.signatures[call.signature], distances[call.index], times.scales) for call in trace.ops]
@@ -472,29 +482,56 @@ def _timed_forward(trace: Trace, calibration: Calibration) -> _TimedForward:
     floor_s = _NEGLIGIBLE * float(seconds.sum())
     is_outside = [value > floor_s and times.is_outside(item) for value, item in zip(seconds, described, strict=True)]
     usual = {item.group: item.deviation for item in calibration.deviations}
-    deviations = [
-        usual.get(item.group, _UNKNOWN) * (_OUTSIDE if outside else 1.0)
-        for item, outside in zip(described, is_outside, strict=True)
-    ]
+    deviations = np.array(
+        [
+            usual.get(item.group, _UNKNOWN) * (_OUTSIDE if outside else 1.0)
+            for item, outside in zip(described, is_outside, strict=True)
+        ]
+    )
+    # Both estimates have the error of the machine's factor in common.
+    common = 0.0 if calibration.check is None else min(calibration.check.factor_deviation, calibration.deviation)
+    rest = math.sqrt(calibration.deviation**2 - common**2)
+    whole_deviations = np.full(len(described), calibration.deviation)
+    known = {timing_key(it.signature, it.distances): (it, timed) for timed in calibration.timed for it in timed.samples}
+    for call in trace.ops if known else ():
+        sample, timed = known.get(timing_key(trace.signatures[call.signature], distances[call.index]), (None, None))
+        if sample is not None and timed is not None:
+            index = call.index
+            # Two estimates with errors of their own: each counts by the inverse of its variance.
+            share = deviations[index] ** 2 / (deviations[index] ** 2 + timed.operator_deviation**2)
+            seconds[index] *= (sample.seconds / seconds[index]) ** share
+            deviations[index] = _of_both(deviations[index], timed.operator_deviation)
+            whole_deviations[index] = math.hypot(common, _of_both(rest, timed.deviation))
+            is_outside[index] = False
     factor = calibration.factor
     overheads = Overheads(factor * calibration.overhead_per_operator_s, factor * calibration.overhead_per_module_s)
-    return _TimedForward(factor * seconds, np.array(deviations), described, is_outside, overheads)
+    deviation = float(seconds @ whole_deviations / seconds.sum()) if seconds.any() else calibration.deviation
+    return TimedForward(factor * seconds, deviations, deviation, distances, described, is_outside, overheads)
+
+
+def _of_both(one: float, other: float) -> float:
+    """Return the standard deviation of the best mean of two estimates."""
+    return one * other / math.hypot(one, other) if one and other else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class _TimedForward:
-    """The operators of a trace in order: seconds, the standard deviation of their logarithm, what they are."""
+class TimedForward:
+    """The operators of a trace in order: seconds, the standard deviation of their logarithm, what they are.
+
+    `deviation` is that of the whole, without what is outside.
+    """
 
     seconds: Array
     deviations: Array
+    deviation: float
+    distances: Sequence[tuple[int, ...]]
     described: Sequence[OperatorFeatures]
     is_outside: Sequence[bool]
     overheads: Overheads
 
     def layer(self, module: ModuleCall, indices: Sequence[int]) -> LayerPrediction:
         """Return the prediction of one module call from its own operators."""
-        overheads = self.overheads
-        seconds = overheads.module_s + math.fsum(float(self.seconds[index]) + overheads.operator_s for index in indices)
+        seconds = self.whole_s(indices, 1)
         # Operators of one layer are of one kind, and err together.
         factor = math.exp(NINE_IN_TEN * self.error_s(indices) / seconds) if seconds else 1.0
         return LayerPrediction(
@@ -507,6 +544,17 @@ class _TimedForward:
             bound=self.bound(indices, 1),
             is_outside=any(self.is_outside[index] for index in indices),
         )
+
+    def whole_s(self, indices: Sequence[int], modules: int) -> float:
+        """Return the seconds of some operators and module calls together."""
+        operators_s = math.fsum(float(self.seconds[index]) + self.overheads.operator_s for index in indices)
+        return operators_s + self.overheads.module_s * modules
+
+    def uncertainty(self, seconds: float) -> float:
+        """Return the factor between the whole and the ends of its 90 % interval."""
+        # Wholes are off by so much where nothing is outside; what is outside adds its own.
+        outside = [index for index, is_outside in enumerate(self.is_outside) if is_outside]
+        return math.exp(NINE_IN_TEN * math.hypot(self.deviation, self.error_s(outside) / seconds if seconds else 0.0))
 
     def error_s(self, indices: Sequence[int]) -> float:
         """Return the seconds by which operators err if all err the same way."""

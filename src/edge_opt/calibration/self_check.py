@@ -29,7 +29,7 @@ _RUNS = 3
 # Below this many nets their spread says too little, and the errors of cross-validation count as well.
 _FEWEST = 6
 # Nine in ten of Student's t with so many degrees of freedom are within this; 1.645 in the limit.
-_STUDENT = {1: 6.31, 2: 2.92, 3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.90, 8: 1.86, 9: 1.83, 10: 1.81}
+STUDENT = {1: 6.31, 2: 2.92, 3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.90, 8: 1.86, 9: 1.83, 10: 1.81}
 # A calibration older than this, or of a machine of another speed, is checked again before it is used.
 FRESH_FOR = timedelta(days=1)
 SPEED_TOLERANCE = 0.03
@@ -120,7 +120,7 @@ def summary(nets: tuple[CheckedNet, ...], reference_s: float, whole_deviation: f
     deviation = math.sqrt((squares + weight * whole_deviation**2) / max(1, len(left) + weight))
     spread = float(np.std(logs, ddof=1)) if count > 1 else whole_deviation
     # A median of normal errors is 1.25 times as uncertain as their mean.
-    half = _STUDENT.get(count - 1, 1.7) * 1.25 * spread / math.sqrt(count)
+    half = STUDENT.get(count - 1, 1.7) * 1.25 * spread / math.sqrt(count)
     return SelfCheck(
         created=now(),
         factor=math.exp(factor),
@@ -167,8 +167,7 @@ def carried(calibration: Calibration) -> Calibration:
         f"checked again on {again.check.created[:10]} by {len(again.check.nets)} whole nets, because "
         f"{' and '.join(reasons)}: times are {factor / calibration.factor - 1:+.1%} to the calibration's"
     )
-    uncertain = math.log(again.check.high / again.check.low) / 2 / 1.645
-    deviation = math.hypot(calibration.check.deviation, uncertain)
+    deviation = math.hypot(calibration.check.deviation, again.check.factor_deviation)
     check = replace(again.check, expected_error=calibration.check.expected_error, deviation=deviation, note=note)
     # What the check saw of torch holds for the other runtimes: it is the speed of the machine.
     change = factor / calibration.factor

@@ -5,10 +5,11 @@ from __future__ import annotations
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer import Argument
@@ -18,7 +19,16 @@ from edge_opt._support.checks import check_threads, check_whole
 from edge_opt._support.json import to_plain
 from edge_opt._support.progress import report_progress
 from edge_opt.cli.arguments import Inputs, MinTime, ModelArgument, loaded_call, option, read_arguments
-from edge_opt.cli.shell import print_json, print_record, print_status, result_console, result_width, tagged, wants_json
+from edge_opt.cli.shell import (
+    print_json,
+    print_record,
+    print_status,
+    refuse_unused,
+    result_console,
+    result_width,
+    tagged,
+    wants_json,
+)
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES
 
@@ -263,6 +273,8 @@ def calibrate(
     runtime: str = option("torch", "NAME,...", "Runtimes: torch (eager), onnxruntime, openvino."),
     precision: str = option("fp32", "NAME,...", "Precisions of runtimes other than torch: fp32, int8."),
     measure_on: str | None = option(None, "USER@HOST", "Calibrate this board over ssh. Default: this machine."),
+    model: str | None = option(None, "--for MODEL", "Time only operators that make this model's interval narrower."),
+    inputs: Inputs = None,
 ) -> None:
     """Measure this machine, or a board: bandwidth, peaks, overheads, and thousands of operators.
 
@@ -270,6 +282,7 @@ def calibrate(
     edge-opt calibrate
     edge-opt calibrate --runtime onnxruntime,openvino --precision fp32,int8
     edge-opt calibrate --measure-on pi@raspberrypi -o board.json
+    edge-opt calibrate --for net.py:Net -i 1x3x224x224
 
     The machine may be in use: disturbed rounds are repeated. The file can be copied to another machine and used there
     as --target. With --measure-on, edge-opt and torch must be installed on the board.
@@ -281,6 +294,10 @@ def calibrate(
         raise InvalidInput(f"--output is {str(output)!r}; a calibration is a .json file")
     counts = [_whole("--threads", text) for text in _listed(threads or "")]
     runtimes, precisions = _listed(runtime), _listed(precision)
+    if model is None:
+        refuse_unused("without --for", "inputs")
+    elif measure_on is not None:
+        raise InvalidInput("--for times operators on this machine; run the command on the board")
     if measure_on is not None:
         if len(counts) > 1 or runtimes != ["torch"]:
             raise InvalidInput("--measure-on calibrates torch with one number of threads; run the command on the board")
@@ -289,9 +306,16 @@ def calibrate(
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print_status(f"warning: {message}")
             chosen = cast("list[Precision]", precisions)
-            done = eo.calibrate(
-                threads=counts or None, seconds=seconds, path=output, runtimes=runtimes, precisions=chosen
-            )
+            options: dict[str, Any] = {"threads": counts or None, "seconds": seconds, "path": output}
+            with nullcontext() if model is None else loaded_call(model, inputs) as call:
+                if call is not None:
+                    options |= {"for_model": call.model, "inputs": call.inputs, "kwargs": call.kwargs}
+                done = eo.calibrate(runtimes=runtimes, precisions=chosen, **options)
+    if model is not None:
+        before, after = (
+            " to ".join(map(units.duration, ends)) for ends in (done.timed[-1].before, done.timed[-1].after)
+        )
+        print_status(f"timed {len(done.timed[-1].samples)} operators; interval {before} -> {after}")
     print_record(done, "calibrated", _calibrated_figures)
     print_status(f"saved to {output or host_file()}")
     print_status(f"use it: edge-opt profile MODEL --target {output or 'host'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 from edge_opt import units
@@ -101,6 +102,11 @@ class SelfCheck(Record):
     nets: tuple[CheckedNet, ...] = field("The nets.")
     note: str = field('Why it was repeated, and what that changed; "" for the one of the calibration.', default="")
 
+    @property
+    def factor_deviation(self) -> float:
+        """Standard deviation of the factor's logarithm."""
+        return math.log(self.high / self.low) / 2 / 1.645
+
 
 @record
 class KernelGroupSample(Record):
@@ -140,6 +146,19 @@ class RuntimeCalibration(Record):
 
 
 @record
+class TimedOperators(Record):
+    """Operators of one model, timed to narrow the interval of its prediction."""
+
+    name: str = field("Name of the model.")
+    created: str = field("When they were timed, as an ISO date and time.")
+    deviation: float = field("Error of their sum: standard deviation of the logarithm.")
+    operator_deviation: float = field("The same for one operator.")
+    samples: tuple[OperatorSample, ...] = field("The operators in seconds inside a model.")
+    before: tuple[float, float] = field("90 % interval of the model's seconds without them.", default=(0.0, 0.0))
+    after: tuple[float, float] = field("The same with them.", default=(0.0, 0.0))
+
+
+@record
 class AssumedKernels(Record):
     """What a runtime is assumed to make of groups of operators that look alike."""
 
@@ -171,6 +190,7 @@ class Calibration(Shown):
     remarks: tuple[str, ...] = field("What disturbed it; empty where nothing did.", default=())
     check: SelfCheck | None = field("Whole nets timed at the end; None: an older file.", default=None)
     runtimes: tuple[RuntimeCalibration, ...] = field("Other runtimes on the same machine.", default=())
+    timed: tuple[TimedOperators, ...] = field("Operators of models that were asked about.", default=())
 
     @property
     def factor(self) -> float:
