@@ -126,3 +126,46 @@ def test_kernels_of_a_real_runtime_add_up_to_the_whole(monkeypatch: pytest.Monke
         heads = [item for item in measured.samples if item.group]
         assert all(item.kernels and item.head_s > 0 for item in heads)
         assert any("QLinear" in kernel for item in heads for kernel in item.kernels) == (precision == "int8")
+
+
+def test_branches_that_quantizing_reorders_have_their_own_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    from edge_opt.calibration.quiet_clock import ReferenceKernel, SampleClock
+    from edge_opt.calibration.reference_networks import Residual
+    from edge_opt.runtimes import calibrate_runtimes as measuring
+
+    monkeypatch.setattr(measuring, "_DISTURBED", float("inf"))
+    net = Reference(
+        "branches",
+        "residual",
+        lambda: nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), Residual(64, 128, None, 2), Residual(128, 256, None, 2)),
+        lambda batch: torch.randn(batch, 3, 58, 58),
+        (1, 2),
+    )
+    clock = SampleClock(1)
+    platform = measuring._Platform("onnxruntime", "int8", 1, scales_of(imaginary()), measuring._Files(tmp_path), 100.0)
+    measured = measuring._measured(platform, net, 1, ReferenceKernel(clock), clock)
+    assert measured is not None
+    # In each block, in the order of the trace: 3x3 with stride 2, 3x3, and the 1x1 of the skip, of 1/18 of its MACs.
+    heads = [item.head_s for item in measured.samples if item.group]
+    assert len(heads) == 7
+    for _, main_s, skip_s in (heads[1:4], heads[4:7]):
+        assert skip_s < main_s / 2
+
+
+def test_a_concatenation_of_partial_blocks_is_another_operator_for_the_regression() -> None:
+    class Joined(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, width, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.conv(x)
+            return torch.cat([y, y], 1)
+
+    for width, names in ((16, ("cat",)), (24, ("cat, unblocked",))):
+        group = groups_of(trace(Joined(width), (1, 3, 8, 8)), scales_of(imaginary()))[1]
+        assert group.names == names
+        assert pattern(group.op, group.names) == "conv2d + cat"

@@ -24,10 +24,12 @@ from edge_opt.calibration.predict import (
     Scales,
     describe,
     differences,
+    multiple_of,
     scales_of,
 )
 from edge_opt.cost.rules import price
-from edge_opt.records.costs import Trace
+from edge_opt.errors import InvalidCalibration
+from edge_opt.records.costs import OpSignature, Trace
 from edge_opt.records.devices import Bound
 from edge_opt.records.predictions import (
     AssumedKernels,
@@ -43,6 +45,7 @@ HEADS = ("conv", "depthwise", "matmul", "attention", "recurrent")
 # Pairs of operators with fewer samples have the cost of the second operator, whatever comes before it.
 _LEAST_PAIRS = 8
 _LEAST_S = 1e-6
+_MOST_RATIO = 6.0  # of the time of a tail to its first estimate
 _SWEEPS = 60  # of coordinate descent
 _ANY = "any operator"
 _DOUBTFUL = 0.5  # deviation of a head that was never sampled
@@ -68,8 +71,11 @@ class OperatorGroup:
 
 def groups_of(trace: Trace, scales: Scales) -> list[OperatorGroup]:
     """Return the groups of a trace in order; the first has no head."""
-    distances = reuse_distances(trace)
-    described = [describe(trace.signatures[call.signature], distances[call.index], scales) for call in trace.ops]
+    distances = _fused_distances(trace)
+    footprint = math.log2(1 + _weight_bytes(trace))
+    described = [
+        _described(trace.signatures[call.signature], distances[call.index], scales, footprint) for call in trace.ops
+    ]
     starts = [index for index, item in enumerate(described) if item.group in HEADS]
     groups = []
     for start, end in zip([-1, *starts], [*starts, len(described)], strict=True):
@@ -79,15 +85,75 @@ def groups_of(trace: Trace, scales: Scales) -> list[OperatorGroup]:
                 head=None if start < 0 else start,
                 tail=tail,
                 features=None if start < 0 else described[start],
-                names=tuple(_name(described[index]) for index in tail),
+                names=tuple(_name(trace, index, described[index]) for index in tail),
                 sizes=tuple(_moved_bytes(trace, index) for index in tail),
             )
         )
     return groups
 
 
-def _name(item: OperatorFeatures) -> str:
-    return f"view:{item.op}" if item.group == "view" else item.op
+def _weight_bytes(trace: Trace) -> int:
+    return sum(storage.nbytes for storage in trace.storages if storage.role in ("parameter", "buffer"))
+
+
+def _fused_distances(trace: Trace) -> list[tuple[int, ...]]:
+    """Return the bytes between two uses of each tensor: for weights those of the whole model, each counted once.
+
+    Runtimes plan memory: activations are written where others were before, and stay near.
+    """
+    weights = _weight_bytes(trace)
+    return [
+        tuple(
+            weights if trace.storages[storage].role in ("parameter", "buffer") else distance
+            for storage, distance in zip(call.reads, distances, strict=True)
+        )
+        for call, distances in zip(trace.ops, reuse_distances(trace, _in_registers(trace)), strict=True)
+    ]
+
+
+def _in_registers(trace: Trace) -> list[bool]:
+    """Return whether each operator works on what the head before it makes, element by element: it moves no bytes."""
+    result, made = [], -1
+    for call in trace.ops:
+        signature = trace.signatures[call.signature]
+        written = sum(tensor.nbytes for tensor in signature.outputs)
+        is_head = price(signature).kind in HEADS
+        made = written if is_head else made
+        result.append(not is_head and written == made)
+    return result
+
+
+def _described(signature: OpSignature, distances: Sequence[int], scales: Scales, footprint: float) -> OperatorFeatures:
+    """Return an operator as `describe` does, with what decides on the kernel that a fusing runtime takes.
+
+    Blocked layouts pad channels to whole blocks, or are left where channels are no multiple of four. How a product was
+    written in torch does not matter.
+    """
+    item = describe(signature, distances, scales)
+    if item.group in ("conv", "depthwise"):
+        widths = signature.inputs[0].shape[1], signature.outputs[0].shape[1]
+        blocks = [
+            number for width in widths for number in (multiple_of(width), math.log2(-(-width // 16) * 16 / width))
+        ]
+        return replace(item, numbers=(*item.numbers, *blocks, footprint))
+    if item.group == "matmul":
+        common, (batch, rows, inner, columns, *multiples) = item.numbers[:6], item.numbers[7:13]
+        numbers = (*common, batch, rows, inner, columns, *multiples, item.numbers[14], footprint)
+        return replace(item, op="linear" if item.op in ("addmm", "mm") else item.op, numbers=numbers)
+    return item
+
+
+_UNBLOCKED = ", unblocked"
+_BLOCK = 16  # channels
+
+
+def _name(trace: Trace, index: int, item: OperatorFeatures) -> str:
+    """Return the operator, views marked as such, and concatenations of channels that do not fill whole blocks."""
+    if item.group == "view":
+        return f"view:{item.op}"
+    parts = trace.signatures[trace.ops[index].signature].inputs
+    is_blocked = all(len(part.shape) != 4 or part.shape[1] % _BLOCK == 0 for part in parts)
+    return item.op if item.op != "cat" or is_blocked else item.op + _UNBLOCKED
 
 
 def _moved_bytes(trace: Trace, index: int) -> float:
@@ -145,9 +211,9 @@ class GroupTimes:
             seconds = np.array([max(item.tail_s, 0.0) for item in tails])
             self._costs = nonnegative_costs(rows, seconds)
             estimates = np.maximum(rows @ self._costs, _LEAST_S)
-            logs = np.log(np.maximum(seconds, _LEAST_S) / estimates)
+            # Not logarithms: what is fused away in one net and not in another takes their mean.
             features = [self._tail_row(item.numbers, item.op, item.tail, item.tail_bytes) for item in tails]
-            self._trees = BoostedTrees(np.array(features), np.clip(logs, -2.0, 2.0))
+            self._trees = BoostedTrees(np.array(features), np.minimum(seconds / estimates, _MOST_RATIO))
         self._known = {(item.group, item.op) for item in samples if item.group}
         self._kernels: dict[str, Counter[tuple[tuple[str, ...], int]]] = {}
         for item in samples:
@@ -163,7 +229,12 @@ class GroupTimes:
                 continue
             logs = np.full(len(items), self._usual)
             if kind in self._heads:
-                logs = self._heads[kind].predict(np.array([item.numbers for item in items]))
+                rows = np.array([item.numbers for item in items])
+                if rows.shape[1] != self._heads[kind].width:
+                    raise InvalidCalibration(
+                        "the runtime was calibrated by another version of edge-opt; calibrate again"
+                    )
+                logs = self._heads[kind].predict(rows)
             result[chosen] = [item.estimate_s for item in items] * np.exp(logs)
         return result
 
@@ -178,7 +249,7 @@ class GroupTimes:
                 self._tail_row(number, group.op, group.names, group.sizes)
                 for number, group in zip(numbers, groups, strict=True)
             ]
-            factors = np.exp(self._trees.predict(np.array(features)))
+            factors = np.maximum(self._trees.predict(np.array(features)), 0.0)
         seconds = []
         for group, estimate, factor in zip(groups, estimates, factors, strict=True):
             parts = [float(self._row_of(pair, size) @ self._costs)
@@ -222,7 +293,7 @@ class GroupTimes:
 
 def pattern(op: str, tail: Sequence[str]) -> str:
     """Return operators in words, views left out: `conv2d + batch_norm + relu`."""
-    return " + ".join(name for name in (op, *tail) if name and not name.startswith("view:"))
+    return " + ".join(name.removesuffix(_UNBLOCKED) for name in (op, *tail) if name and not name.startswith("view:"))
 
 
 def _columns(samples: Sequence[KernelGroupSample]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -30,6 +30,25 @@ class Sum(nn.Module):
         return result
 
 
+class Beside(nn.Module):
+    """Results of several bodies side by side, after x itself or a half of it that they do not see, then shuffled."""
+
+    def __init__(self, bodies: Sequence[nn.Module], has_input: bool, is_split: bool) -> None:
+        super().__init__()
+        self.bodies = nn.ModuleList(bodies)
+        self.has_input = has_input
+        self.is_split = is_split
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept, seen = x.chunk(2, 1) if self.is_split else (x, x)
+        results = [body(seen) for body in self.bodies]
+        y = torch.cat([kept, *results] if self.has_input else results, 1)
+        if not self.is_split:
+            return y
+        batch, width, height, columns = y.shape
+        return y.view(batch, 2, width // 2, height, columns).transpose(1, 2).contiguous().view(y.shape)
+
+
 def generated_networks(count: int, seed: int = 0) -> Iterator[Reference]:
     """Yield small networks of random layers: two of three of convolutions, the others of tokens."""
     for number in range(count):
@@ -47,10 +66,17 @@ def _images(draw: Draw) -> tuple[list[nn.Module], tuple[int, ...]]:
     shape = (3, side, side)
     layers: list[nn.Module] = [conv_norm(3, width)]
     for _ in range(_LAYERS):
-        act, kind = draw.of(*_ACTIVATIONS), draw.of(*"plain point depthwise".split() * 3, "grouped", "excite", "pool")
+        act, kind = (
+            draw.of(*_ACTIVATIONS),
+            draw.of(*"plain point depthwise".split() * 3, *"grouped excite pool beside beside".split()),
+        )
         kernel, stride = draw.of(3, 3, 3, 5, 7), draw.of(1, 1, 1, 2) if side > 8 else 1
         if kind == "excite":
             layers.append(Excite(width, max(8, width // draw.of(4, 8, 16)), torch.sigmoid, draw.chance(0.5)))
+            continue
+        if kind == "beside":
+            body, width = _beside(draw, width, act)
+            layers.append(body)
             continue
         if kind == "pool":
             layers.append(draw.of(nn.MaxPool2d(3, stride, 1), nn.AvgPool2d(3, stride, 1)))
@@ -67,6 +93,23 @@ def _images(draw: Draw) -> tuple[list[nn.Module], tuple[int, ...]]:
             width = out
         side = -(-side // stride)
     return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(width, draw.width(32, 1000))], shape
+
+
+def _beside(draw: Draw, width: int, act: type[nn.Module] | None) -> tuple[nn.Module, int]:
+    """Return branches, a growing or a shuffled layer as others concatenate them, and its width."""
+    kind, growth = draw.of("branches", "dense", "ghost", "shuffled"), draw.of(8, 12, 16, 16, 24, 32, 32, 64)
+    if kind == "shuffled" and width % 4 == 0:
+        half = width // 2
+        body = nn.Sequential(conv_norm(half, half, 1, act=act), conv_norm(half, half, 3, 1, half, None))
+        return Beside([body], has_input=True, is_split=True), width
+    if kind == "dense":
+        norm = nn.Sequential(nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, growth, 3, padding=1))
+        return Beside([norm], has_input=True, is_split=False), width + growth
+    if kind == "ghost":
+        return Beside([conv_norm(width, width, 3, 1, width, act)], has_input=True, is_split=False), 2 * width
+    widths = [growth, draw.of(16, 24, 32, 64)]
+    bodies = [conv_norm(width, out, kernel, act=act) for out, kernel in zip(widths, (1, 3), strict=True)]
+    return Beside(bodies, has_input=False, is_split=False), sum(widths)
 
 
 def _tokens(draw: Draw) -> tuple[list[nn.Module], tuple[int, ...]]:

@@ -175,7 +175,7 @@ def undisturbed(threads: int | None) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
-def reuse_distances(trace: Trace) -> list[tuple[int, ...]]:
+def reuse_distances(trace: Trace, is_fused: Sequence[bool] = ()) -> list[tuple[int, ...]]:
     """Return the distance of each tensor that each call reads: bytes moved since the tensor's storage was touched.
 
     The model is taken to run again and again, so that weights were last touched in the forward before. Bytes touched
@@ -191,6 +191,9 @@ def reuse_distances(trace: Trace) -> list[tuple[int, ...]]:
             signature = trace.signatures[call.signature]
             distances.append(tuple(clock - touched.get(storage, 0) for storage in call.reads))
             if signature.is_view:
+                continue
+            if is_fused and is_fused[call.index]:
+                touched.update(dict.fromkeys(call.creates, clock))
                 continue
             moved = dict(zip(call.reads, (tensor.nbytes for tensor in signature.inputs), strict=True))
             moved.update((storage, trace.storages[storage].nbytes) for storage in call.creates)

@@ -134,7 +134,7 @@ def _both(value: Any, default: int = 1) -> tuple[int, int]:
     return int(values[0]), int(values[-1])
 
 
-def _multiple(width: int) -> float:
+def multiple_of(width: int) -> float:
     """Return the power of the largest of 1, 2, 4, 8, 16, 32 that divides a width: kernels work in blocks of these."""
     return float(next(power for power in range(5, -1, -1) if width % (1 << power) == 0))
 
@@ -153,7 +153,7 @@ def _convolution(signature: OpSignature) -> list[float]:
     padding = signature.argument("padding", 0)
     return [
         log2(batch), log2(inner), log2(max(1, width // groups)), log2(groups), log2(taps), log2(stride), log2(places),
-        log2(out.shape[-1]), _multiple(inner), _multiple(width // groups), float(is_transposed),
+        log2(out.shape[-1]), multiple_of(inner), multiple_of(width // groups), float(is_transposed),
         float(max(_both(padding, 0)) > 0 if not isinstance(padding, str) else padding == "same"),
         float(len(weight.shape)), log2(batch * places), log2(inner * taps), float(taps == 1),
         float(stride >= weight.shape[-1] > 1),
@@ -169,8 +169,8 @@ def _product(signature: OpSignature) -> list[float]:
     batch = 1 if is_linear or len(out.shape) < 3 else prod(out.shape[:-2])
     rows = max(1, out.elements // max(1, columns * batch))
     return [
-        log2(batch), log2(rows), log2(max(1, inner)), log2(max(1, columns)), _multiple(inner), _multiple(columns),
-        float(is_linear), _multiple(rows), float(len(out.shape)), float(rows == 1),
+        log2(batch), log2(rows), log2(max(1, inner)), log2(max(1, columns)), multiple_of(inner), multiple_of(columns),
+        float(is_linear), multiple_of(rows), float(len(out.shape)), float(rows == 1),
         float(sum(1 for item in signature.strides if item is not None)),
         float(signature.op.endswith("addmm") or signature.argument("bias") is not None),
     ]  # fmt: skip
@@ -183,8 +183,8 @@ def _attention(signature: OpSignature) -> list[float]:
     causal = signature.argument("is_causal", False) is True
     return [
         log2(max(1, batch)), log2(query.shape[-2]), log2(key.shape[-2]), log2(query.shape[-1]), float(causal),
-        0.0 if mask is None else 1.0 if mask.dtype == "bool" else 2.0, _multiple(query.shape[-1]),
-        _multiple(key.shape[-2]),
+        0.0 if mask is None else 1.0 if mask.dtype == "bool" else 2.0, multiple_of(query.shape[-1]),
+        multiple_of(key.shape[-2]),
     ]  # fmt: skip
 
 
@@ -239,6 +239,7 @@ class BoostedTrees:
     def __init__(self, rows: Array, targets: Array, trees: int = 200) -> None:
         random = np.random.default_rng(0)
         count, width = rows.shape
+        self.width = width
         self._edges = [_edges(rows[:, column]) for column in range(width)]
         binned = self._binned(rows)
         places = np.arange(width) * _BINS + binned

@@ -222,8 +222,8 @@ def _measured(
     platform: _Platform, net: Reference, batch: int, kernel: ReferenceKernel, clock: SampleClock, is_check: bool = False
 ) -> _MeasuredNet | None:
     """Return the whole time of a net and, unless it is for the check, samples of its groups; None where it fails."""
-    path = platform.files.of(net, platform.precision)
-    if path is None:
+    path, exported = platform.files.of(net, platform.precision), platform.files.of(net, "fp32")
+    if path is None or exported is None:
         return None
     torch.manual_seed(0)
     model, x = net.build().eval(), net.inputs(batch)
@@ -232,7 +232,9 @@ def _measured(
     try:
         with runtime.open(path, platform.threads, platform.precision) as runner:
             seconds = whole_seconds(runner.bind(x), kernel, clock)
-            samples = [] if is_check else _samples(runner, path, x, groups, seconds, f"{net.name}, batch {batch}")
+            samples = (
+                [] if is_check else _samples(runner, path, exported, x, groups, seconds, f"{net.name}, batch {batch}")
+            )
     except EdgeOptError:
         return None
     return _MeasuredNet(seconds, groups, samples)
@@ -246,12 +248,19 @@ def whole_seconds(call: Callable[[], object], kernel: ReferenceKernel, clock: Sa
 
 
 def _samples(
-    runner: Runner, path: Path, x: torch.Tensor, groups: Sequence[OperatorGroup], whole_s: float, origin: str
+    runner: Runner,
+    path: Path,
+    exported_path: Path,
+    x: torch.Tensor,
+    groups: Sequence[OperatorGroup],
+    whole_s: float,
+    origin: str,
 ) -> list[KernelGroupSample]:
     """Return the groups with the kernels that the runtime ran for each, scaled so that they add up to the whole."""
-    graph = read_graph(path)
-    places = {node: place for place, node in enumerate(graph.nodes)}
-    starts = _starts(graph, groups)
+    graph, exported = read_graph(path), read_graph(exported_path)
+    # Quantizing puts branches into another order; the exported file has them in the order of the trace.
+    places = {node: place for place, node in enumerate(exported.nodes)}
+    starts = _starts(exported, groups)
     if starts is None:
         return []
     least: dict[str, tuple[ProfileEntry, float]] = {}
@@ -266,14 +275,19 @@ def _samples(
             break
     heads_s, tails_s = [0.0] * len(groups), [0.0] * len(groups)
     kernels: list[list[str]] = [[] for _ in groups]
-    current = 0
+    current, heads = 0, [0] * len(groups)
     for entry, seconds in least.values():
         known = (graph.find(name, entry.op) for name in (entry.name, *entry.aliases))
-        node = next((node for node in known if node is not None), None)
-        if node is not None:
-            current = sum(start <= places[node.name] for start in starts)
+        # Dynamic quantization renames products.
+        names = (node.name.removesuffix("_quant") for node in known if node is not None)
+        place = next((places[name] for name in names if name in places), None)
+        if place is not None:
+            current = sum(start <= place for start in starts)
         kernels[current].append(entry.op)
-        is_head = entry.op in FAMILY and groups[current].features is not None
+        # A batch norm behind a concatenation runs as another convolution.
+        head = groups[current].features
+        is_head = entry.op in FAMILY and head is not None and heads[current] < _NODES.get(head.group, 1)
+        heads[current] += is_head
         (heads_s if is_head else tails_s)[current] += seconds
     total = sum(heads_s) + sum(tails_s)
     if not 0 < total <= _DISTURBED * allowed_s:
