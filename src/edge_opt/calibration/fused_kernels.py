@@ -69,12 +69,14 @@ class OperatorGroup:
         return "" if self.features is None else self.features.op
 
 
-def groups_of(trace: Trace, scales: Scales) -> list[OperatorGroup]:
+def groups_of(trace: Trace, scales: Scales, precision: str = "fp32") -> list[OperatorGroup]:
     """Return the groups of a trace in order; the first has no head."""
+    is_dynamic = precision == "int8" and _is_dynamic(trace)
     distances = _fused_distances(trace)
-    footprint = math.log2(1 + _weight_bytes(trace))
+    # Of the whole model: how cold its weights are when they are used again, and how it is quantized.
+    whole = math.log2(1 + _weight_bytes(trace)), float(is_dynamic)
     described = [
-        _described(trace.signatures[call.signature], distances[call.index], scales, footprint) for call in trace.ops
+        _described(trace.signatures[call.signature], distances[call.index], scales, whole) for call in trace.ops
     ]
     starts = [index for index, item in enumerate(described) if item.group in HEADS]
     groups = []
@@ -85,7 +87,7 @@ def groups_of(trace: Trace, scales: Scales) -> list[OperatorGroup]:
                 head=None if start < 0 else start,
                 tail=tail,
                 features=None if start < 0 else described[start],
-                names=tuple(_name(trace, index, described[index]) for index in tail),
+                names=tuple(_name(trace, index, described[index], is_dynamic) for index in tail),
                 sizes=tuple(_moved_bytes(trace, index) for index in tail),
             )
         )
@@ -123,7 +125,9 @@ def _in_registers(trace: Trace) -> list[bool]:
     return result
 
 
-def _described(signature: OpSignature, distances: Sequence[int], scales: Scales, footprint: float) -> OperatorFeatures:
+def _described(
+    signature: OpSignature, distances: Sequence[int], scales: Scales, whole: tuple[float, float]
+) -> OperatorFeatures:
     """Return an operator as `describe` does, with what decides on the kernel that a fusing runtime takes.
 
     Blocked layouts pad channels to whole blocks, or are left where channels are no multiple of four. How a product was
@@ -135,25 +139,40 @@ def _described(signature: OpSignature, distances: Sequence[int], scales: Scales,
         blocks = [
             number for width in widths for number in (multiple_of(width), math.log2(-(-width // 16) * 16 / width))
         ]
-        return replace(item, numbers=(*item.numbers, *blocks, footprint))
+        return replace(item, numbers=(*item.numbers, *blocks, *whole))
     if item.group == "matmul":
         common, (batch, rows, inner, columns, *multiples) = item.numbers[:6], item.numbers[7:13]
-        numbers = (*common, batch, rows, inner, columns, *multiples, item.numbers[14], footprint)
+        numbers = (*common, batch, rows, inner, columns, *multiples, item.numbers[14], *whole)
         return replace(item, op="linear" if item.op in ("addmm", "mm") else item.op, numbers=numbers)
     return item
 
 
-_UNBLOCKED = ", unblocked"
 _BLOCK = 16  # channels
+_MARK = ", "
 
 
-def _name(trace: Trace, index: int, item: OperatorFeatures) -> str:
-    """Return the operator, views marked as such, and concatenations of channels that do not fill whole blocks."""
+def _name(trace: Trace, index: int, item: OperatorFeatures, is_dynamic: bool) -> str:
+    """Return the operator, marked where it has other kernels: channels that do not fill blocks, or left in float."""
     if item.group == "view":
         return f"view:{item.op}"
     parts = trace.signatures[trace.ops[index].signature].inputs
-    is_blocked = all(len(part.shape) != 4 or part.shape[1] % _BLOCK == 0 for part in parts)
-    return item.op if item.op != "cat" or is_blocked else item.op + _UNBLOCKED
+    is_blocked = item.op != "cat" or all(len(part.shape) != 4 or part.shape[1] % _BLOCK == 0 for part in parts)
+    return _MARK.join([item.op, *(() if is_blocked else ("unblocked",)), *(("float",) if is_dynamic else ())])
+
+
+def _is_dynamic(trace: Trace) -> bool:
+    """Return whether int8 rounds activations as they come, by the rule of `chosen_scheme`, from the trace alone."""
+    if any(price(signature).kind == "recurrent" for signature in trace.signatures):
+        return True
+    shapes = {
+        storage: tensor.shape
+        for call in trace.ops
+        for storage, tensor in zip(call.reads, trace.signatures[call.signature].inputs, strict=True)
+        if trace.storages[storage].role == "parameter"
+    }
+    matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+    kernels = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 2)
+    return matrices > kernels and any("attention" in module.kind.lower() for module in trace.modules)
 
 
 def _moved_bytes(trace: Trace, index: int) -> float:
@@ -293,7 +312,7 @@ class GroupTimes:
 
 def pattern(op: str, tail: Sequence[str]) -> str:
     """Return operators in words, views left out: `conv2d + batch_norm + relu`."""
-    return " + ".join(name.removesuffix(_UNBLOCKED) for name in (op, *tail) if name and not name.startswith("view:"))
+    return " + ".join(name.partition(_MARK)[0] for name in (op, *tail) if name and not name.startswith("view:"))
 
 
 def _columns(samples: Sequence[KernelGroupSample]) -> dict[str, int]:
@@ -350,7 +369,7 @@ def predicted_kernels(profile: ModelProfile, calibration: Calibration, platform:
     """
     trace = profile.trace
     times = group_times(platform)
-    groups = groups_of(trace, scales_of(calibration))
+    groups = groups_of(trace, scales_of(calibration), platform.precision)
     heads_s, tails_s = platform.check.factor * times.heads_s(groups), times.tails_s(groups)
     own_s, compute_s, memory_s = np.zeros(len(trace.modules)), 0.0, 0.0
     is_outside = [times.is_outside(group) for group in groups]

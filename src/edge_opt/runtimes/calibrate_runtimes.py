@@ -36,7 +36,7 @@ from edge_opt.trace import trace
 
 RUNTIMES = ("onnxruntime", "openvino")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
-_GENERATED = 24
+_GENERATED = 40
 # Runs in one profile: as many as take about this long. Short kernels need many to find one that was not interrupted.
 _PROFILE_S, _LEAST_REPEATS, _MOST_REPEATS = 0.25, 8, 40
 # Profiles of a net at most, until its kernels take at most this many times the whole; beyond the last it is left out.
@@ -227,7 +227,7 @@ def _measured(
         return None
     torch.manual_seed(0)
     model, x = net.build().eval(), net.inputs(batch)
-    groups = groups_of(trace(model, x), platform.scales)
+    groups = groups_of(trace(model, x), platform.scales, platform.precision)
     runtime = find_runtime(platform.runtime)
     try:
         with runtime.open(path, platform.threads, platform.precision) as runner:
@@ -263,20 +263,16 @@ def _samples(
     starts = _starts(exported, groups)
     if starts is None:
         return []
-    least: dict[str, tuple[ProfileEntry, float]] = {}
-    # Kernels are timed by the wall: where one was interrupted each time, all together take longer than the whole does.
-    repeats = max(_LEAST_REPEATS, min(_MOST_REPEATS, round(_PROFILE_S / whole_s)))
-    for _ in range(_PROFILES):
-        for entry in cast(Any, runner).kernel_times([x], repeats):
-            before = least.get(entry.name, (entry, math.inf))[1]
-            least[entry.name] = entry, min(before, *entry.samples_s)
-        allowed_s = whole_s + _COUNTING_S * len(least)
-        if sum(seconds for _, seconds in least.values()) <= _PLAUSIBLE * allowed_s:
-            break
+    least = _least_kernels(runner, x, whole_s)
+    total_s = math.fsum(seconds for _, seconds in least)
+    if not 0 < total_s <= _DISTURBED * (whole_s + _COUNTING_S * len(least)):
+        return []
+    # Each kernel takes some time to be counted, in whole microseconds: as much is taken off as makes up the whole.
+    counted_s = min(_COUNTING_S, max(-_COUNTING_S, (total_s - whole_s) / len(least)))
     heads_s, tails_s = [0.0] * len(groups), [0.0] * len(groups)
     kernels: list[list[str]] = [[] for _ in groups]
     current, heads = 0, [0] * len(groups)
-    for entry, seconds in least.values():
+    for entry, seconds in least:
         known = (graph.find(name, entry.op) for name in (entry.name, *entry.aliases))
         # Dynamic quantization renames products.
         names = (node.name.removesuffix("_quant") for node in known if node is not None)
@@ -288,16 +284,26 @@ def _samples(
         head = groups[current].features
         is_head = entry.op in FAMILY and head is not None and heads[current] < _NODES.get(head.group, 1)
         heads[current] += is_head
-        (heads_s if is_head else tails_s)[current] += seconds
-    total = sum(heads_s) + sum(tails_s)
-    if not 0 < total <= _DISTURBED * allowed_s:
-        return []
-    # Counting costs the runtime time of its own, some for each kernel.
-    scale = whole_s / total
+        (heads_s if is_head else tails_s)[current] += max(seconds - counted_s, _COUNTING_S / 10)
+    scale = whole_s / (math.fsum(heads_s) + math.fsum(tails_s))
     return [
         sample_of(group, head * scale, tail * scale, names, origin, sum(name.startswith(_CONVERTING) for name in names))
         for group, head, tail, names in zip(groups, heads_s, tails_s, kernels, strict=True)
     ]
+
+
+def _least_kernels(runner: Runner, x: torch.Tensor, whole_s: float) -> list[tuple[ProfileEntry, float]]:
+    """Return each kernel with its least seconds, in the order in which they run."""
+    least: dict[str, tuple[ProfileEntry, float]] = {}
+    # Kernels are timed by the wall: where one was interrupted each time, all together take longer than the whole does.
+    repeats = max(_LEAST_REPEATS, min(_MOST_REPEATS, round(_PROFILE_S / whole_s)))
+    for _ in range(_PROFILES):
+        for entry in cast(Any, runner).kernel_times([x], repeats):
+            before = least.get(entry.name, (entry, math.inf))[1]
+            least[entry.name] = entry, min(before, *entry.samples_s)
+        if sum(seconds for _, seconds in least.values()) <= _PLAUSIBLE * (whole_s + _COUNTING_S * len(least)):
+            break
+    return list(least.values())
 
 
 _NODES = {"attention": 2}
