@@ -40,6 +40,7 @@ def put(*steps: Any, to: Any) -> Change:
         (put("totals", "params", to="5"), r"totals\.params is '5'; expected a whole number"),
         (put("totals", "macs", to=1), r"totals\.macs is not the sum of its layers"),
         (put("trace", "ops", 0, "live_bytes", to=0.5), r"trace\.ops\[0\]\.live_bytes is 0\.5; expected a whole number"),
+        (put("trace", "ops", 0, "reads", to=[0]), r"trace\.ops\[0\]\.reads has not one storage per tensor"),
     ],
 )
 def test_a_profile_with_a_figure_that_cannot_be_is_refused(change: Change, said: str, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import numpy
 import onnxruntime
 import pytest
+import scipy.linalg
 import torch
 from onnx import TensorProto, helper
 from torch import nn
@@ -160,6 +161,9 @@ def test_a_worker_that_waited_before_is_noticed() -> None:
     todo.put(None)
 
 
+LEFT, RIGHT = numpy.random.default_rng(1).random((2, 8, 8), dtype=numpy.float32)
+
+
 class Elsewhere(nn.Module):
     """Computes its result without torch's operators, in one of many ways."""
 
@@ -168,6 +172,7 @@ class Elsewhere(nn.Module):
         self.way = way
         self.linear = nn.Linear(8, 8)
         self.register_buffer("constant", torch.zeros(8))
+        self.array = LEFT + 1
 
     def forward(self, x):
         return getattr(self, self.way)(self.linear(x))
@@ -333,6 +338,40 @@ class Elsewhere(nn.Module):
     def session_of_constants(self, y):
         return y + torch.from_numpy(SESSION.run(None, {"x": numpy.ones(8, numpy.float32)})[0])
 
+    def constants_in_numpy(self, y):
+        return y * torch.from_numpy(LEFT @ RIGHT)[0]
+
+    def constants_copied_from_numpy(self, y):
+        return y * torch.tensor(LEFT @ RIGHT, device=y.device)[0]
+
+    def constants_in_a_buffer(self, y):
+        return y * torch.frombuffer(bytearray((LEFT @ RIGHT).tobytes()), dtype=torch.float32)[:8]
+
+    def constants_in_scipy(self, y):
+        return y * torch.from_numpy(scipy.linalg.expm(LEFT))[0]
+
+    def constants_to_a_row(self, y):
+        return y * torch.from_numpy(LEFT[0] @ RIGHT)
+
+    def constants_to_one_number(self, y):
+        return y * float(numpy.linalg.norm(LEFT))
+
+    def an_array_of_the_module(self, y):
+        return y * float(self.array.sum())
+
+    def an_array_of_the_module_in_place(self, y):
+        self.array *= 1.5
+        return y * torch.from_numpy(self.array[0])
+
+    def positions_in_numpy(self, y):
+        return y * torch.from_numpy(numpy.sin(numpy.arange(16.0)).reshape(2, 8))
+
+    def positions_in_python(self, y):
+        return y * torch.tensor([math.sin(position) for position in range(16)]).view(2, 8)
+
+    def numbers_drawn_in_numpy(self, y):
+        return y * torch.from_numpy(numpy.random.default_rng(0).random((8, 8)))[0]
+
     def later_in_an_object_of_ones_own(self, y):
         result = Later()
         result.run = lambda: self.linear(y)
@@ -385,6 +424,12 @@ def test_arithmetic_with_integers_of_an_input_makes_the_totals_a_lower_bound() -
     assert outside(profile) == [("outside torch (python)", "")] and not profile.trace.used_real_tensors
 
 
+def test_arrays_are_what_they_were_before() -> None:
+    model, left = Elsewhere("an_array_of_the_module_in_place"), LEFT.copy()
+    eo.profile(model, (2, 8))
+    assert numpy.array_equal(LEFT, left) and numpy.array_equal(model.array, left + 1)
+
+
 TABLE = numpy.arange(8, dtype=numpy.float32)
 
 
@@ -432,6 +477,8 @@ class ReadsNumbers(nn.Module):
         self.way = way
         self.register_buffer("scale", torch.tensor(0.3))
         self.register_buffer("order", torch.arange(16))
+        self.array = LEFT.astype(numpy.float64) * 2
+        self.scales = [2 * scale for scale in SCALES]
 
     def forward(self, x):
         return getattr(self, self.way)(x)
@@ -459,6 +506,33 @@ class ReadsNumbers(nn.Module):
     def sizes(self, x):
         return torch.split(x, torch.tensor([3, 5]).tolist(), 1)[0] * torch.linspace(0, 1, 12).tolist()[3]
 
+    def an_array_as_it_is(self, x):
+        return x @ torch.from_numpy(LEFT) @ torch.tensor(LEFT[::-1].copy(), device=x.device) * float(LEFT.max())
+
+    def an_array_of_the_module_as_it_is(self, x):
+        return x @ torch.from_numpy(self.array.astype(numpy.float32))
+
+    def an_array_of_a_closure(self, x):
+        return closure_of(RIGHT.astype(numpy.float64))(x)
+
+    def literals(self, x):
+        weights = [0.1, 0.3, 0.7, 1.1, 0.2, 0.4, 2.5, 0.6, 9.5, 3.25, 1.75, 0.05]
+        return x * torch.tensor(weights)[:8] + torch.from_numpy(numpy.array(weights))[:8]
+
+    def lists(self, x):
+        return x * torch.from_numpy(numpy.array(SCALES))[:8] + torch.tensor(self.scales)[:8]
+
+    def positions(self, x):
+        grid = numpy.stack(numpy.meshgrid(numpy.linspace(0, 1, 20), numpy.arange(9.0)))
+        mask = numpy.triu(numpy.full((16, 16), -numpy.inf), 1)
+        return x + torch.from_numpy(grid).sum() + torch.from_numpy(mask)[0, 0] + torch.from_numpy(numpy.eye(16))[0, 0]
+
+
+def closure_of(array):
+    return lambda x: x @ torch.from_numpy(array)
+
+
+SCALES = [0.13, 0.31, 0.72, 1.14, 0.25, 0.46, 2.57, 0.68, 9.59, 3.2, 1.71, 0.02]
 
 PASSED_ON = [
     name for name, value in vars(ReadsNumbers).items() if callable(value) and name not in ("__init__", "forward")

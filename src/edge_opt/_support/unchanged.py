@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from operator import is_
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import nn
 
@@ -40,6 +41,7 @@ class Snapshot:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.tensors: dict[int, torch.Tensor] = {}
+        self.arrays: list[Any] = []  # of NumPy
         self._seen: set[int] = set()
         self._pending: list[Any] = list(modules)
         # Most tables of a module, such as those of its hooks, are empty: these are only asked whether they still are.
@@ -48,6 +50,8 @@ class Snapshot:
         self._entries: list[tuple[Callable[[Any, Any], Any], Any, Any]] = [
             (_write_class, module, module.__class__) for module in self._pending
         ]
+        for cls in {module.__class__ for module in self._pending}:
+            self._pending += _arrays_beside(cls)
         while self._pending:
             self._add(self._pending.pop())
 
@@ -69,6 +73,8 @@ class Snapshot:
             self._entries.append((restore, value.__dict__, attributes := value.__dict__.copy()))
             self._follow(attributes.values(), is_module=True)
         else:
+            if kind is _ARRAY:
+                self.arrays.append(value)
             content = kind.read(value)
             if kind.write is not None:
                 self._entries.append((kind.write, value, content))
@@ -231,6 +237,21 @@ def _write_tensor(tensor: torch.Tensor, state: tuple[Any, ...] | None) -> None:
         restore(tensor.__dict__, attributes)
 
 
+def _arrays_beside(cls: type) -> list[Any]:
+    """Return NumPy arrays that a class of modules and its methods refer to by name."""
+    if cls.__module__.startswith("torch."):
+        return []
+    closures = [getattr(value, "__closure__", None) or () for value in vars(cls).values()]
+    values = [_cell_content(cell) for closure in closures for cell in closure]
+    values += (*vars(cls).values(), *vars(sys.modules.get(cls.__module__, cls)).values())
+    return [value for value in values if isinstance(value, numpy.ndarray)]
+
+
+def _write_array(array: Any, content: Any) -> None:
+    if content is not None and array.tobytes() != content.tobytes():
+        array[...] = content
+
+
 def _bit_generator(generator: Any) -> Any:
     return getattr(generator, "bit_generator", None) or generator._bit_generator
 
@@ -241,8 +262,6 @@ def _kind_of(cls: type) -> _Kind | None:
         if issubclass(cls, base):
             return kind
     root = cls.__module__.partition(".")[0]
-    if root == "numpy" and cls.__name__ in ("Generator", "RandomState"):
-        return _NUMPY_GENERATOR
     if root in ("builtins", "torch", "numpy", "pandas") or root in sys.stdlib_module_names - {"__main__"}:
         return None
     return _OBJECT
@@ -250,6 +269,10 @@ def _kind_of(cls: type) -> _Kind | None:
 
 _MODULE, _TENSOR = _Kind(id), _Kind(type)  # recorded by `Snapshot` itself
 _OBJECT = _Kind(id)  # its attributes and slots, as of every kind
+# Large arrays are not copied.
+_ARRAY = _Kind(
+    lambda array: array.copy() if array.flags.writeable and array.nbytes < 1 << 24 else None, None, _write_array
+)
 _NUMPY_GENERATOR = _Kind(
     lambda generator: _bit_generator(generator).state,
     write=lambda generator, state: setattr(_bit_generator(generator), "state", state),
@@ -257,6 +280,8 @@ _NUMPY_GENERATOR = _Kind(
 _KINDS_BY_BASE: tuple[tuple[Any, _Kind | None], ...] = (
     (nn.Module, _MODULE),
     (torch.Tensor, _TENSOR),
+    (numpy.ndarray, _ARRAY),
+    ((numpy.random.Generator, numpy.random.RandomState), _NUMPY_GENERATOR),
     ((type, types.ModuleType, types.BuiltinFunctionType), None),
     # dict.items on purpose: tables of transformers import what they name when they are asked for their items.
     (dict, _Kind(lambda table: dict(dict.items(table)), dict.values, restore)),
@@ -342,8 +367,7 @@ def without_fast_path() -> Iterator[None]:
 @contextmanager
 def preserve_rng() -> Iterator[None]:
     """Draw random numbers inside; those drawn afterwards, on the CPU and on GPUs in use, are the same as without."""
-    numpy = sys.modules.get("numpy")
-    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
     gpus = [(gpu.set_rng_state_all, gpu.get_rng_state_all()) for gpu in (torch.cuda, torch.xpu) if gpu.is_initialized()]
     try:
         yield
@@ -351,7 +375,6 @@ def preserve_rng() -> Iterator[None]:
         if not torch.equal(torch.get_rng_state(), states[0]):
             torch.set_rng_state(states[0])
         random.setstate(states[1])
-        if numpy is not None:
-            numpy.random.set_state(states[2])
+        numpy.random.set_state(states[2])
         for set_states, before in gpus:
             set_states(before)

@@ -146,6 +146,7 @@ def _fault_of(profile: ModelProfile) -> str | None:
     for name in ("macs", "other_ops", "bytes_read", "bytes_written"):
         if getattr(profile.totals, name) != sum(getattr(layer.cost, name) for layer in profile.layers):
             return f"totals.{name} is not the sum of its layers"
+    tensors_read = [len(signature.inputs) for signature in trace.signatures]
     for position, call in enumerate(trace.ops):
         storages = (-1, *call.reads, *call.creates)
         if (
@@ -154,6 +155,8 @@ def _fault_of(profile: ModelProfile) -> str | None:
             or max(storages) >= len(trace.storages)
         ):
             return f"trace.ops[{position}] points at something that is not there"
+        if len(call.reads) != tensors_read[call.signature]:
+            return f"trace.ops[{position}].reads has not one storage per tensor of its signature"
     for position, prediction in enumerate(profile.predictions):
         if any(not 0 <= layer.module < len(trace.modules) for layer in prediction.layers):
             return f"predictions[{position}] names a layer that is not there"

@@ -28,6 +28,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,7 +41,7 @@ from edge_opt.trace.inputs import flat_leaves
 from edge_opt.trace.lifetimes import empty_meta_like
 from edge_opt.trace.module_calls import Frame, ModuleStack
 from edge_opt.trace.probes import FEW_VALUES as _FEW_VALUES
-from edge_opt.trace.probes import Probe
+from edge_opt.trace.probes import Probe, is_computed
 
 # One number with a fraction that a module reads is compared with something; several are computed with.
 _FEW_FLOATS = 1
@@ -72,8 +73,8 @@ class OutsideWork:
     ) -> None:
         self.is_constant = is_constant
         self.probe = Probe()
+        self.arrays: list[Any] | None = None  # of NumPy, that were there before; None: not to be judged
         self.origins: list[tuple[Frame | None, str]] = []  # the module that met a result, and where it was computed
-        self.has_real_inputs = is_real
         self.thread = get_ident()
         # Whether another thread could change a tensor in place. Only then are versions looked at: that takes time.
         self.has_threads = False
@@ -162,10 +163,9 @@ class OutsideWork:
 
     def meet_python_tensor(self, tensor: torch.Tensor) -> None:
         """Note a tensor that `torch.tensor`, `torch.from_numpy` or a relative of theirs just made."""
-        is_numpy = not tensor.untyped_storage().resizable()
         # A single number may be a constant or a size.
-        if (self._has_left() and tensor.numel() > 1) or (is_numpy and self.has_real_inputs and not self._is_real):
-            self.add("numpy" if is_numpy else "python")
+        if (self._has_left() and tensor.numel() > 1) or is_computed(tensor, self.arrays):
+            self.add("python" if tensor.untyped_storage().resizable() else "numpy")
 
     def _remembered(self, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Remember the tensors that a function makes of Python numbers: on the meta device no operator shows them."""
@@ -212,8 +212,7 @@ class OutsideWork:
             self._add(root, "a function that forward returns")
         if not self._had_sessions and _sessions():
             self._add(root, "ONNX Runtime")  # imported by forward itself, so that its calls were not seen
-        numpy = sys.modules.get("numpy")
-        numbers = (float, complex) if numpy is None else (float, complex, numpy.ndarray, numpy.floating)
+        numbers = (float, complex, numpy.ndarray, numpy.floating)
         if self._has_left() and any(isinstance(leaf, numbers) for leaf in leaves):
             self._add(root, "python")
         if len(_forks) != self._forks:
@@ -248,7 +247,7 @@ class OutsideWork:
             # On the meta device `torch.as_tensor([1, 2], device=x.device)` makes a tensor that no mode sees. It looks
             # like the result of another thread, so there has to be more to it: a thread that worked, a size that nobody
             # writes down in Python, or numbers with a fraction in more than one dimension.
-            candidates = [pair for pair in candidates if pair[0].numel() > _MOST_NUMBERS or _is_matrix(pair[0])]
+            candidates = [pair for pair in candidates if _is_much(pair[0]) or is_computed(pair[0], self.arrays)]
         if not candidates:
             return []
         storages = set(map(_address, _tensors_among(gc.get_objects(2))))
@@ -288,8 +287,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().flatten().view(torch.uint8)
 
 
-def _is_matrix(tensor: torch.Tensor) -> bool:
-    return tensor.dim() > 1 and tensor.is_floating_point()
+def _is_much(tensor: torch.Tensor) -> bool:
+    return tensor.numel() > _MOST_NUMBERS or (tensor.dim() > 1 and tensor.is_floating_point())
 
 
 def _young_ids() -> set[int]:

@@ -8,8 +8,10 @@ were not read as they are, something computed them.
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +25,9 @@ from edge_opt.trace.module_calls import Frame
 FEW_VALUES = 8
 # Values of one tensor that are compared; a difference is nearly always among the first.
 _MOST_VALUES = 1 << 16
+# Coordinates that a grid has, or a box.
+_MOST_AXES = 4
+_TRACERS = ("edge_opt.trace.tracer", "edge_opt.training_steps.step_trace")
 # Their numbers are where a table begins and ends, so that they follow from sizes.
 _RANGES = ("aten::arange", "aten::linspace", "aten::logspace", "aten::range")
 
@@ -57,6 +62,15 @@ class Probe:
             values = _changed(values)
         self._numbers.update(_values_of(values))
         return values
+
+    def watch(self, arrays: Iterable[Any]) -> None:
+        """Note the values of NumPy arrays that forward can read, and change them where this is the second run."""
+        for array in arrays:
+            if array.dtype.kind in "iuf" and array.size <= _MOST_VALUES and array.flags.writeable:
+                with suppress(TypeError, ValueError, RuntimeError):  # torch does not know its type or its strides
+                    values = torch.from_numpy(array)
+                    values.copy_(self.pass_on(values, None, True, "numpy"))
+                    self._numbers.update(_values_of(values.float()))
 
     def note_call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: Frame | None) -> None:
         """Note the numbers among the arguments of an operator; sizes and positions are not among them."""
@@ -107,6 +121,43 @@ def _values_of(number: Any) -> list[Any]:
     """Return the numbers of a tensor or an array, up to a limit."""
     is_one = isinstance(number, (int, float, complex))
     return [number] if is_one else number.reshape(-1)[:_MOST_VALUES].tolist()
+
+
+def is_computed(tensor: torch.Tensor, arrays: Iterable[Any] | None) -> bool:
+    """Return whether a new tensor of Python or NumPy has numbers that code must have computed.
+
+    Those are more than a few, with uneven distances, and not all in constants. Without `arrays`, it is not to be known.
+    """
+    if arrays is None or not tensor.is_cpu or not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    values = torch.unique(numbers[numbers.isfinite()])
+    if len(values) <= FEW_VALUES or _is_even(numbers):
+        return False
+    if any(numbers.shape[dim] <= _MOST_AXES and all(map(_is_even, numbers.unbind(dim))) for dim in (0, -1)):
+        return False  # the coordinates of a grid
+    known = torch.tensor(_numbers_in_sight(arrays), dtype=torch.float64).to(values.dtype)
+    return not torch.isin(values, known).all()
+
+
+def _is_even(numbers: torch.Tensor) -> bool:
+    """Return whether numbers have the same distances, as positions do, apart from rounding."""
+    values = torch.unique(numbers).double()
+    rounding = 4 * torch.finfo(numbers.dtype).eps * values.abs().amax()
+    return bool((values.diff() - values.diff()[:1]).abs().le(rounding).all())
+
+
+def _numbers_in_sight(arrays: Iterable[Any]) -> list[float]:
+    """Return the numbers in `arrays`, and in constants and variables that the running code refers to by name."""
+    constants: list[Any] = [array.ravel().tolist() for array in arrays]
+    for frame, _ in traceback.walk_stack(None):
+        if frame.f_globals.get("__name__") in _TRACERS:
+            break
+        code, owner = frame.f_code, frame.f_locals.get("self")
+        tables = (frame.f_globals, vars(type(owner)), getattr(owner, "__dict__", {}))
+        constants += [code.co_consts, *map(frame.f_locals.get, code.co_freevars)]
+        constants += [table.get(name) for table in tables for name in code.co_names]
+    return [leaf for leaf in tree_leaves(constants) if isinstance(leaf, (int, float)) and abs(leaf) < 2**63]
 
 
 def _changed(values: torch.Tensor) -> torch.Tensor:

@@ -261,6 +261,9 @@ def _run(
         try:
             with unchanged(modules, traced.training) as snapshot:
                 tape.constants = snapshot.tensors
+                if not isinstance(traced.model, ShapeOnlyModule):
+                    tape.outside.arrays = snapshot.arrays
+                    probe.watch(snapshot.arrays)
                 storages, input_bytes, invented = _forward(traced, arguments, tape, has_gradients)
             calls = stack.calls(owned)
         except BaseException as error:
@@ -313,7 +316,6 @@ def _forward(
         call, inputs, invented = _build_inputs(traced, arguments, is_real)
         for tensor in inputs:
             lifetimes.register(tensor, "input")
-            tape.outside.has_real_inputs |= not tensor.is_meta
         buffers = [(tensor, tensor.clone()) for tensor, role in traced.tensors if is_real and role == "buffer"]
         if isinstance(traced.model, ShapeOnlyModule):
             stack.on_enter = None  # a file says itself what it casts

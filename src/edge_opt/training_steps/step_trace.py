@@ -346,6 +346,7 @@ def _run(
             roles: list[tuple[torch.Tensor, Role]] = [(twin, "parameter") for twin in twins.by_id.values()]
             tape = StepTape(stack, lifetimes, [*roles, *((b, "buffer") for b in buffers)], is_real, owners)
             tape.floats_on_meta, tape.constants = floats_on_meta, snapshot.tensors
+            tape.outside.arrays = snapshot.arrays
             try:
                 step = _Step(modules, tape, plan, _call(model, arguments, is_real), twins.by_id)
                 traced = step.run()
@@ -416,7 +417,6 @@ class _Step:
             lifetimes.register(parameter, "parameter")
         for tensor in self.inputs:
             lifetimes.register(tensor, "input")
-        tape.outside.has_real_inputs |= any(not tensor.is_meta for tensor in self.inputs)
         # A model in training mode may hold modules in eval mode, such as norms that keep their statistics.
         if not self.model.training:
             for module in self.modules:
