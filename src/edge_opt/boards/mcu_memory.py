@@ -131,8 +131,6 @@ def find_core(core: str | DeviceSpec) -> tuple[DeviceSpec | None, str, TflmBuild
 
 def _graph(model: Any, inputs: Any, precision: str) -> TflmGraph:
     check_one_of("precision", precision, ("int8", "fp32"))
-    if isinstance(model, TflmGraph):
-        return model
     if isinstance(model, ModelProfile):
         return lowered(model.trace, model.name, precision == "int8")
     if isinstance(model, (str, os.PathLike)) and Path(model).suffix.lower() == ".tflite":
@@ -288,8 +286,9 @@ def with_mcu_memory(
     runtime: str | None = None,
 ) -> tuple[Prediction, ...]:
     """Return predictions with RAM and flash of targets that are microcontrollers: under TFLM, or ST's if asked for."""
+    file = model.file if isinstance(model, FileModel) else None
     return tuple(
-        prediction if target.spec.microcontroller is None else _with_memory(prediction, target, profile, model, runtime)
+        _with_memory(prediction, target, file or profile, runtime)
         for prediction, target in zip(predictions, targets, strict=True)
     )
 
@@ -301,17 +300,18 @@ def kernels_on(target: ResolvedTarget) -> Kernels:
 
 
 def _with_memory(
-    prediction: Prediction, target: ResolvedTarget, profile: ModelProfile, model: Any, runtime: str | None
+    prediction: Prediction, target: ResolvedTarget, source: Path | ModelProfile, runtime: str | None
 ) -> Prediction:
+    if target.spec.microcontroller is None:
+        return prediction
     if runtime == VELA:
-        run = compiled_by_vela(_file(model.file if isinstance(model, FileModel) else None), target.spec)
+        run = compiled_by_vela(_file(source), target.spec)
         build = replace(find_core(target.spec)[2], kernels=kernels_on(target))
         mcu = _vela_record(run, build, target.spec.name, target.spec)
         seconds = None if run.cpu_operators else run.seconds
         remarks, outside = (run.note, _DRIVER), run.cpu_operators
         return replace(prediction, mcu=mcu, seconds=seconds, basis="vendor", remarks=remarks, outside=outside)
     try:
-        source = model.file if isinstance(model, FileModel) else profile
         return replace(prediction, mcu=memory_on(target, source, prediction.precision, runtime))
     except EdgeOptError as error:
         # Weights stay in flash, so the sum of all tensors would be a wrong verdict.

@@ -191,11 +191,6 @@ class Table:
         self._file.count(len(numbers) + 1)
         return tuple(numbers.tolist())
 
-    def length(self, number: int) -> int:
-        """Return how many entries a vector has; 0 where it is absent."""
-        target = self._target(number)
-        return 0 if target is None else int(self._file.number("<I", target))
-
     def table(self, number: int) -> Table | None:
         target = self._target(number)
         return None if target is None else Table(self._file, target)

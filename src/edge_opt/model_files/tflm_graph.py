@@ -169,7 +169,7 @@ class _TflmReader(TfliteTables):
             raise UnreadableModel(f"the tensor {name!r} has the shape {table.numbers(0)}; TFLM needs fixed sizes")
         is_short = data is not None and dtype == "int32" and len(data) <= 4 * _MOST_VALUES
         values = tuple(np.frombuffer(data, "<i4").tolist()) if is_short and data is not None else ()
-        count = 0 if scales is None else min(scales.length(2), scales.length(3))
+        count = 0 if scales is None else min(len(scales.numbers(2, "<f4")), len(scales.numbers(3, "<i8")))
         empty: tuple[int, ...] = ()
         if data is not None and dtype == "int8" and scales is not None and len(data) == prod(shape) > 0:
             axis = scales.number(6, "i")

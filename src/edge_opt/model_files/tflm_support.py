@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from edge_opt.model_files.tflm_graph import TflmGraph, TflmOperator, TflmTensor
+from edge_opt.model_files.tflm_graph import TflmGraph, TflmOperator
 from edge_opt.model_files.tflm_kernels import Kernels
 
 # Operators that accept some types of their first input only; others prepare with any.
@@ -73,37 +73,29 @@ def refusal(graph: TflmGraph) -> str | None:
 def _type_error(operator: TflmOperator) -> str | None:
     op = operator.op
     if op in _WITH_WEIGHTS:
-        source, weights = (operator.given(index) for index in _WITH_WEIGHTS[op])
-        if source is None or weights is None:
-            return "it lacks its input or its weights"
-        if (source.dtype, weights.dtype) not in _PAIRS:
-            return f"an input in {source.dtype} with weights in {weights.dtype} (hybrid models are not supported)"
+        values, weights = (operator.needed(index) for index in _WITH_WEIGHTS[op])
+        if (values.dtype, weights.dtype) not in _PAIRS:
+            return f"an input in {values.dtype} with weights in {weights.dtype} (hybrid models are not supported)"
         return None
-    source = operator.given(0)
+    source, second = operator.given(0), operator.given(1)
     if source is None:
         return None
     if source.dtype not in _ACCEPTED.get(op, {source.dtype}) or source.dtype == "string":
         return f"its type {source.dtype} is not supported"
     if op == "CONCATENATION" and len(operator.inputs) > _MOST_JOINED:
         return f"it joins {len(operator.inputs)} tensors, and TFLM joins {_MOST_JOINED} at most"
-    second = operator.given(1)
-    if op == "BATCH_MATMUL" and second is not None and second.dtype != source.dtype:
-        return f"its factors are in {source.dtype} and {second.dtype}"
-    if op == "GATHER" and second is not None and second.dtype != "int32":
-        return f"positions in {second.dtype} are not supported"
+    expected = {"BATCH_MATMUL": source.dtype, "GATHER": "int32"}.get(op)
+    if expected is not None and second is not None and second.dtype != expected:
+        return f"its second input is in {second.dtype} instead of {expected}"
     if op in _NEED_SCALES and source.is_quantized and not operator.outputs[0].scales:
         return "its output has no scale"
     if op == "SQUEEZE":
-        return _squeeze_error(source, operator.options["axes"])
+        sizes = dict(zip(range(-len(source.shape), len(source.shape)), source.shape * 2, strict=True))
+        wrong = [axis for axis in operator.options["axes"] if sizes.get(axis) != 1]
+        return f"dimension {wrong[0]} of {source.shape} cannot be dropped" if wrong else None
     if op == "UNIDIRECTIONAL_SEQUENCE_LSTM" and len(operator.inputs) != 24:
         return f"it has {len(operator.inputs)} inputs, and TFLM needs 24"
     return None
-
-
-def _squeeze_error(source: TflmTensor, axes: Collection[int]) -> str | None:
-    rank = len(source.shape)
-    wrong = [axis for axis in axes if not -rank <= axis < rank or source.shape[axis] != 1]
-    return f"dimension {wrong[0]} of {source.shape} cannot be dropped" if wrong else None
 
 
 @cache
