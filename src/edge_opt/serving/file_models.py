@@ -134,7 +134,7 @@ class _Header:
         if layer >= self.decoded_layers - shared or not (is_mixed or {"attn_k", "attn_kv_a_mqa"} & kinds.keys()):
             return 0
         if self.is_latent:
-            return (self.number("attention.kv_lora_rank") or 0) + (self.number("rope.dimension_count") or 0)
+            return self._rank + (self.number("rope.dimension_count") or 0)
         if "attn_k" in kinds:
             return kinds["attn_k"][0] + kinds.get("attn_v", kinds["attn_k"])[0]
         _, pairs, key, value = self.heads(layer)
@@ -164,7 +164,7 @@ class _Header:
         width = self.cache_width(layer)
         shared = self.number("attention.shared_kv_layers") or 0
         if self.is_latent and width:
-            return queries * (2 * (self.number("attention.kv_lora_rank") or 0) + width - self._rank)
+            return queries * (self._rank + width)
         return queries * (key + value) if width or layer >= self.decoded_layers - shared > 0 else 0
 
     @property
@@ -281,11 +281,11 @@ def with_file_tensors(model: TracedLanguageModel, file: WeightFile) -> TracedLan
     layers = max((tensor.layers for tensor in model.tensors), default=0)
     for name, stored in groups.items():
         parameter = known.get(name)
-        largest = max(stored, key=lambda item: item.nbytes)
+        largest, total = max(stored, key=lambda item: item.nbytes), sum(item.nbytes for item in stored)
         for item in stored:
             values = None if parameter is None else prod(parameter.shape) if item is largest else 0
             if (parameter is not None and name.endswith("experts.gate_up_proj")) or name.endswith("experts.down_proj"):
-                values = None if parameter is None else round(prod(parameter.shape) * item.nbytes / _total(stored))
+                values = None if parameter is None else round(prod(parameter.shape) * item.nbytes / max(total, 1))
             base = parameter or WeightTensor(item.name, item.shape, "matrix", None, layers)
             tensors.append(
                 replace(base, name=item.name, stored_type=item.type, stored_bytes=item.nbytes, values=values)
@@ -308,10 +308,6 @@ def with_file_tensors(model: TracedLanguageModel, file: WeightFile) -> TracedLan
         prefill=replace(model.prefill, uses=_renamed(model.prefill.uses, renamed) | whole),
         remarks=tuple(remarks),
     )
-
-
-def _total(tensors: Iterable[StoredTensor]) -> int:
-    return max(sum(tensor.nbytes for tensor in tensors), 1)
 
 
 def _renamed(uses: Mapping[str, WeightUse], names: Mapping[str, str]) -> dict[str, WeightUse]:
@@ -343,9 +339,10 @@ def file_format(file: WeightFile, config: Any = None) -> tuple[WeightFormat, Ser
     most = max(totals, key=lambda item: item.stored_bytes).name if totals else "F16"
     float32 = BLOCK_TYPES["F32"]
     if file.kind == "gguf":
-        kind = BLOCK_TYPES.get(most) or _block_type(most)
+        gguf = import_optional("gguf", "GGUF files need", "llm")
+        kind = BLOCK_TYPES.get(most) or BlockType(most, *gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[most]])
         number = file.metadata.get("general.file_type")
-        names = {int(item): item.name for item in import_optional("gguf", "GGUF files need", "llm").LlamaFileType}
+        names = {int(item): item.name for item in gguf.LlamaFileType}
         name = names.get(number, most) if isinstance(number, int) else most
         name = name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
         name = {"f16": "fp16", "f32": "fp32"}.get(name, name)
@@ -357,18 +354,11 @@ def file_format(file: WeightFile, config: Any = None) -> tuple[WeightFormat, Ser
     runtime: ServingRuntime = "mlx" if method == "mlx" else "torch"
     name = f"{method}-{bits}bit" if method and bits else str(method or _PLAIN_TYPES.get(most, most.lower()))
     width = float(bits) if isinstance(bits, (int, float)) else 4.0 if "fp4" in name else 8.0 if "8" in name else 16.0
-    if name in ("fp32", "fp16", "bf16"):
-        width = 32.0 if name == "fp32" else 16.0
-    base = BlockType(name, 1, width / 8)
+    base = BlockType(name, 1, 4.0 if name == "fp32" else width / 8)
     computes_in = {"fp32": "float32", "fp16": "float16"}.get(name, "bfloat16")
     others: tuple[ServingRuntime, ...] = ("vllm", "mlx") if runtime == "torch" else ("torch",)
     runtimes: tuple[ServingRuntime, ...] = (runtime, *others)
     return WeightFormat(name, runtimes, base, base, base, base, computes_in=computes_in), runtime  # type: ignore[arg-type]
-
-
-def _block_type(name: str) -> BlockType:
-    gguf = import_optional("gguf", "GGUF files need", "llm")
-    return BlockType(name, *gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]])
 
 
 def stored_types(tensors: Iterable[StoredTensor]) -> tuple[StoredType, ...]:

@@ -361,17 +361,6 @@ class Speed:
         rate, unpacked = self.rate.bytes_per_s, self.unpack_per_s
         return sum(max(0.0, operations / unpacked - nbytes / rate) for nbytes, operations in weights)
 
-    def cache_share(self) -> float:
-        """Return the part of the rate of weights at which the cache is read."""
-        if self.family is None:
-            return 1.0
-        return self.family.cache_share if self.has_flash else self.family.plain_share
-
-    def moving_s(self, nbytes: float, cache_bytes: float) -> float:
-        """Return the seconds to stream bytes, some of them of the cache."""
-        assert self.rate is not None
-        return (nbytes - cache_bytes + cache_bytes / self.cache_share()) / self.rate.bytes_per_s
-
     def step(
         self,
         nbytes: float,
@@ -384,20 +373,23 @@ class Speed:
         """Return the seconds of a step of so many rows in each product, and what bounds it."""
         if self.rate is None or self.spec is None or self.engine is None:
             return None, "unknown"
-        moving = self.moving_s(nbytes, cache_bytes)
+        family = self.family
+        # The cache is read at a part of the rate of weights.
+        share = 1.0 if family is None else family.cache_share if self.has_flash else family.plain_share
+        moving = (nbytes - cache_bytes + cache_bytes / share) / self.rate.bytes_per_s
         product_rate = self.row_rate if rows == 1 else self.matrix_rate
         computing = 0.0 if product_rate is None else flops / product_rate.flops_per_s
         own = self.spec.overhead_s
-        each = overhead_s(self.engine, self.threads, self.family, self.runtime) if own is None else own.value
+        each = overhead_s(self.engine, self.threads, family, self.runtime) if own is None else own.value
         overhead = step.operators * each
         spent: dict[Bound, float] = {"memory": moving, "compute": max(computing, unpacking_s), "overhead": overhead}
         busy = max(moving + unpacking_s, computing)
-        if self.family is not None and 1 < rows <= FEW_ROWS:
+        if family is not None and 1 < rows <= FEW_ROWS:
             # Kernels for few rows hide only the first of them behind memory.
             busy = max(busy, moving + unpacking_s + computing * (rows - 1) / rows)
         if self.vector_per_s is not None and 1 < rows <= VECTOR_ROWS:
             busy = max(busy, flops / self.vector_per_s)
-        seconds = max(busy, overhead) if self.runtime == "torch" and self.family else busy + overhead
+        seconds = max(busy, overhead) if self.runtime == "torch" and family else busy + overhead
         return seconds, max(spent, key=lambda bound: spent[bound])
 
 
