@@ -368,6 +368,14 @@ def test_mlx_holds_what_the_operators_under_way_write() -> None:
     assert memory.activation_bytes == 64 * width * 2 + 2 * 128 * 2 * (256 - 100)
 
 
+def test_the_longest_context_with_mlx_fits_when_asked_for() -> None:
+    limits = {**QWEN3_4B, "max_position_embeddings": 262144}
+    longest = llm(limits, "apple-m1", "mlx-4bit", context=2048).memory.longest_context
+    assert longest is not None and 2048 < longest < 262144
+    memory = llm(limits, "apple-m1", "mlx-4bit", context=longest).memory
+    assert memory.fits and memory.total_bytes > 0.99 * 8 * 2**30
+
+
 def test_torch_is_held_up_by_launches_and_vllm_is_not() -> None:
     # Qwen2.5-0.5B in bf16 on an A100: 47.40 tokens/s with transformers, 311.55 with vLLM (QwenLM/Qwen2.5, docs).
     sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,

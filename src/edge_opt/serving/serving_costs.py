@@ -149,9 +149,9 @@ class Serving:
         if prompt_bytes is not None:
             # The cache grows in steps, so that the prompt may need most while the cache is short.
             reading, writing = (self.state_bytes(_in_steps(size), batch) for size in (self.prompt, context))
-            reading += prompt_bytes(batch)
-            writing += max(0, decode.live_bytes - self._traced_state(self.context)) * batch // self.batch
-            return max(reading, writing) - self.state_bytes(context, batch)
+            step = max(0, decode.live_bytes - self._traced_state(self.context)) * context // self.context
+            held = max(reading + prompt_bytes(batch), writing + step * batch // self.batch)
+            return held - self.state_bytes(context, batch)
         if self.runtime != "torch":  # their cache is allocated once, and prompts are read in pieces
             reading = max(0, prefill.live_bytes - prefill.kept_bytes) * min(self.prompt, PIECE) // self.prompt
             return reading * batch // self.batch
