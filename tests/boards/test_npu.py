@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -224,6 +225,28 @@ def test_work_that_was_never_measured_has_no_time() -> None:
     assert "recurrent layers" in there.outside
     assert there.remarks[0].startswith("outside what was measured there: recurrent layers")
     assert all(layer.seconds is None for layer in there.layers)
+
+
+class Spectrum(nn.Module):
+    """Work that no class of costs describes, and nothing else."""
+
+    def forward(self, sound: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(sound).abs()
+
+
+@pytest.mark.parametrize("model", [Spectrum(), nn.LSTM(64, 1024, batch_first=True)])
+def test_unknown_work_has_neither_a_time_nor_a_count_of_layers_that_left(model: nn.Module) -> None:
+    there = eo.estimate(eo.profile(model, (1, 50, 64)), "galaxy-s24", "fp16", runtime="qnn")
+    assert there.seconds is None and there.cpu_layers is None
+    assert there.remarks[0].startswith("outside what was measured there")
+
+
+def test_several_devices_side_by_side_say_what_leaves() -> None:
+    tokens = eo.InputSpec((1, 4), dtype="int64")
+    text = str(eo.compare_targets(Leaving(), tokens, ("galaxy-s24", RB3), precision="int8", runtime="tflite"))
+    # Two layer norms and the normalized result of the model itself. Long names of devices are shortened.
+    assert "CPU layers" in text
+    assert re.findall(r"s {2,}(\d) {2,}", text) == ["0", "3"]
 
 
 def test_a_device_by_its_ratio_to_another_says_so(profile: ModelProfile) -> None:

@@ -91,7 +91,8 @@ class LayerWork(NamedTuple):
     `writes` are elements of activations, `channels` those that one filter reads, `filters` those that are written (0:
     not known); `kernel` is empty unless it is a convolution; `rows` is how many vectors a
     linear layer is applied to. `is_attention` marks products of two activations, `is_recurrent` what goes step by step,
-    `is_constant` what follows from weights alone, such as a table of relative positions.
+    `is_constant` what follows from weights alone, such as a table of relative positions, `is_outside` what no class
+    describes.
     """
 
     kind: WorkKind
@@ -110,6 +111,7 @@ class LayerWork(NamedTuple):
     is_recurrent: bool = False
     filters: int = 0
     is_constant: bool = False
+    is_outside: bool = False
 
 
 def as_linear(work: LayerWork, batch: int) -> LayerWork:

@@ -270,7 +270,7 @@ def model_work(profile: ModelProfile) -> ModelWork:
     outside: dict[str, None] = {}
     for call, work, is_known in called_works(profile):
         if work is not None:
-            works.append(work)
+            works.append(work if is_known else work._replace(is_outside=True))
         if not is_known:
             outside[profile.trace.signatures[call.signature].op] = None
     return ModelWork(profile.name, tuple(works), tuple(outside))

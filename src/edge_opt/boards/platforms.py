@@ -217,9 +217,12 @@ def fitted_time(work: ModelWork, platform: Platform) -> FittedTime:
     for item, seconds in zip(work.works, by_layer, strict=True):
         by_module[item.module] += seconds
     # Weights of recurrent layers are read again in every step, and no time of such a model is published.
-    recurrent = float(by_layer[[item.is_recurrent for item in work.works]].sum() / by_layer.sum())
+    recurrent, unknown = (
+        float(by_layer[chosen].sum() / by_layer.sum())
+        for chosen in ([item.is_recurrent for item in work.works], [item.is_outside for item in work.works])
+    )
     width, outside = _interval(work, platform, quantities.sum(axis=0), recurrent >= OUTSIDE_SHARE)
-    unseen = max(recurrent, float(platform.costs.shares(quantities.sum(axis=0))[_seen(platform) == 0].sum()))
+    unseen = max(recurrent, unknown, float(platform.costs.shares(quantities.sum(axis=0))[_seen(platform) == 0].sum()))
     return FittedTime(math.fsum(float(row.sum()) for row in by_module.values()), width, by_module, outside, unseen)
 
 

@@ -283,8 +283,8 @@ class Prediction(Shown):
 
     @property
     def cpu_layers(self) -> int | None:
-        """Layers of which a part runs on the CPU instead of the NPU; None where no NPU is predicted for."""
-        if self.engine != "npu":
+        """Layers of which a part runs on the CPU instead of the NPU; None where no time of an NPU is predicted."""
+        if self.engine != "npu" or self.seconds is None:
             return None
         return len({module for item in self.departures if item.engine == "cpu" for module in item.modules})
 

@@ -57,6 +57,7 @@ def _model_sentence(comparison: TargetComparison) -> str:
 
 
 def _target_table(fits: Sequence[TargetFit]) -> Table:
+    cpu_layers = [fit.prediction.cpu_layers for fit in fits]
     energies = (next((energy.joules for energy in fit.prediction.energies), None) for fit in fits)
     return (
         text_column("Target", (fit.prediction.target for fit in fits), min_width=22),
@@ -65,6 +66,11 @@ def _target_table(fits: Sequence[TargetFit]) -> Table:
         column("90 % interval", map(_interval, fits), 1),
         column("Computes in", (fit.prediction.computes_in or fit.prediction.precision for fit in fits), OPTIONAL),
         column("Bound by", (fit.prediction.bound for fit in fits), 4),
+        *(
+            (column("CPU layers", (_known(count, "{:g}".format) for count in cpu_layers), 1),)
+            if any(cpu_layers)
+            else ()
+        ),
         column("Est. energy", (_known(joules, units.energy) for joules in energies), 3),
         column("Batch", map(_batch, fits), 2),
         column("Basis", (fit.prediction.basis for fit in fits), 5),
