@@ -109,6 +109,7 @@ def test_a_device_with_the_same_npu_is_less_certain(profile: ModelProfile) -> No
     base, own = (resolve_target(name, "int8", runtime="qnn").platform for name in ("qcs8550", "galaxy-s23"))
     assert base is not None and own is not None
     assert own.rows == 0 and own.origin == "core"
+    assert any("no fit of its own: costs are those of qcs8550" in remark for remark in inferred.remarks)
     assert own.costs.covariance - base.costs.covariance == pytest.approx(SIBLING_SD**2)
 
 

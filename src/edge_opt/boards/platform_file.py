@@ -155,8 +155,8 @@ def _sibling_platforms(device: str) -> Iterator[Platform]:
             scale, sd = entry.get("scale", 1.0), entry.get("sd", SIBLING_SD)
             why = entry.get("why", "which has the same NPU")
             times = f"{scale:g} times those" if scale != 1 else "those"
-            note = f"{'' if 'scale' in entry else 'no time of it is known: '}{times} of {base.device}, {why}"
-            alike = untimed_platform(base, device, entry["title"], sd, (*base.notes, note))
+            note = f"costs are {times} of {base.device}, {why}"
+            alike = untimed_platform(base, device, entry["title"], sd, (note, *base.notes))
             yield replace(alike, costs=replace(alike.costs, mean=alike.costs.mean + math.log(scale)))
 
 
@@ -170,7 +170,7 @@ def untimed_platform(
         device: Name of the device.
         title: Its name for people.
         spread_sd: Standard deviation of the common factor between such devices, as a logarithm.
-        notes: What a reader should know.
+        notes: What a reader should know, first whose costs it has.
         factor: Its time over that of the platform that was timed.
     """
     costs = replace(

@@ -340,7 +340,8 @@ def evidence(platform: Platform) -> str:
     threads = "" if platform.threads is None else f", {platform.threads} thread{'s' * (platform.threads != 1)}"
     with_what = f"({platform.runtime}{day}{threads})"
     if platform.origin == "core":
-        return f"no time of it is known: costs of a board with the same core {with_what}; source: {platform.source}"
+        like = next(iter(platform.notes), "costs of a board with the same core")
+        return f"no fit of its own: {like} {with_what}; source: {platform.source}"
     if platform.origin != "fitted":
         return f"from {platform.rows} typed time{'s' * (platform.rows != 1)} {with_what}"
     error = (
