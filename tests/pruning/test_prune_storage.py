@@ -137,6 +137,23 @@ def test_a_file_of_weights_that_torch_does_not_write_is_refused(tmp_path: Path, 
         load_weights(nn.Linear(2, 2), tmp_path / "w.pt")
 
 
+def test_a_file_of_weights_does_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("w/data.pkl", b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x10\x85R.")  # 2²⁸ bytes
+        archive.writestr("w/version", "3")
+    with pytest.raises(UnreadableModel, match="it holds a bytearray"):
+        load_weights(nn.Linear(2, 2), path)
+
+
+def test_a_file_of_weights_with_a_damaged_directory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    torch.save(nn.Linear(2, 2).state_dict(), path)
+    path.write_bytes(path.read_bytes().replace(b"PK\x01\x02", b"PK\x01\x03"))
+    with pytest.raises(UnreadableModel, match="cut off"):
+        load_weights(nn.Linear(2, 2), path)
+
+
 def test_weights_come_from_either_kind_of_file(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 

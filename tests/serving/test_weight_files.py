@@ -212,6 +212,13 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(value)) + value.encode()
 
 
+def one_tensor(name: str, width: int) -> bytes:
+    architecture = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    layers = text("llama.block_count") + struct.pack("<II", 4, 1)
+    tensor = text(name) + struct.pack("<IQQIQ", 2, width, 4, 0, 0)
+    return gguf_bytes(1, 2, architecture + layers + tensor + bytes(32 + 16 * width))
+
+
 DEEP = text("a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000
 HOSTILE = {
     "empty": b"",
@@ -238,6 +245,7 @@ HOSTILE = {
         + text("split.count")
         + struct.pack("<IH", 2, 65535),
     ),
+    "no elements": one_tensor("token_embd.weight", 0),
     "as many sizes as fit": gguf_bytes(1, 0, text("a") + struct.pack("<I", 2**31)),
 }
 
@@ -262,6 +270,12 @@ def test_a_context_of_no_positions_is_not_known(tmp_path: Path) -> None:
     path.write_bytes(gguf_bytes(1, 4, rest) + b"\0" * 2000)
     found: Any = llm(path)
     assert found.max_context is None and found.context == 4096
+
+
+def test_a_layer_with_a_number_of_6000_digits_is_no_layer(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(one_tensor(f"blk.{'9' * 6000}.attn_q.weight", 4))
+    assert llm(path).params == 4 * 4
 
 
 def test_the_limit_of_a_header_holds_in_a_file_of_terabytes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable, Iterable
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -354,11 +355,16 @@ def _read_safetensors(source: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_torch(source: Path, allow_pickle: bool) -> dict[str, torch.Tensor]:
-    if zipfile.is_zipfile(source):  # torch stores without compression: no file may become larger in memory
-        with zipfile.ZipFile(source) as archive:
-            if sum(part.file_size for part in archive.infolist()) > source.stat().st_size:
-                raise UnreadableModel(f"{str(source)!r} is compressed, which torch.save does not do; save it again")
     try:
+        if zipfile.is_zipfile(source):  # torch stores without compression: no file may become larger in memory
+            with zipfile.ZipFile(source) as archive:
+                parts = archive.infolist()
+            is_packed = any(part.compress_type for part in parts)
+            if is_packed or sum(part.file_size for part in parts) > source.stat().st_size:
+                raise ValueError("it is compressed, which torch.save does not do; save it again")
+        with source.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as stored:
+            if stored.find(b"bytearray") >= 0:  # torch makes one of any size
+                raise ValueError("it holds a bytearray")
         content = torch.load(source, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if not allow_pickle:

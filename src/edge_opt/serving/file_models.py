@@ -30,7 +30,7 @@ _FULL_EVERY = {
     "afmoe": 4, "mimo2": 4,
 }  # fmt: skip
 _ENCODERS = ("bert", "t5encoder", "clip", "jina", "wavtokenizer")
-_KIND = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<kind>.+?)(?:\.(?P<end>weight|bias|scale))?")
+_KIND = re.compile(r"(?:blk\.(?P<layer>\d{1,9})\.)?(?P<kind>.+?)(?:\.(?P<end>weight|bias|scale))?")
 _MOST_LAYERS = 1_000
 # Operators of a traced step for each weight that it reads: a Llama has 36 in a layer of nine weights.
 _OPERATORS_PER_WEIGHT = 4

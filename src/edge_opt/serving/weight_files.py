@@ -132,7 +132,7 @@ def read_gguf(parts: list[Path]) -> WeightFile:
     if isinstance(count, int) and count > len(parts):
         last = f"-00001-of-{count:05d}.gguf"
         raise ModelNotFound(f"{str(parts[0])!r} is one of {count} parts; name them as they were split: NAME{last}")
-    if not tensors:
+    if not any(tensor.nbytes for tensor in tensors):
         raise ModelNotFound(f"{str(parts[0])!r} holds no tensors, only a description or a vocabulary; pass the model")
     disk_bytes = sum(part.stat().st_size for part in parts)
     return WeightFile(
