@@ -155,6 +155,22 @@ def test_branches_that_quantizing_reorders_have_their_own_kernels(
         assert skip_s < main_s / 2
 
 
+def test_conversions_behind_a_head_that_nothing_follows_are_its_own() -> None:
+    *_, last = groups_of(trace(small(), (1, 3, 16, 16)), scales_of(imaginary()))
+    sample = sample_of(last, 3e-6, 2e-6, ("QGemm", "DequantizeLinear"), "net", 1)
+    assert (last.names, sample.head_s, sample.tail_s) == ((), pytest.approx(3e-6 + 2e-6), 0.0)
+
+
+def test_int8_of_transformers_is_dynamic_and_its_other_operators_stay_in_float() -> None:
+    from edge_opt.calibration.reference_networks import Attention
+
+    attended = nn.Sequential(Attention(16, 2, True, False), nn.GELU())
+    recorded = trace(attended.eval(), (1, 4, 16))
+    static, dynamic = (groups_of(recorded, scales_of(imaginary()), precision)[-1] for precision in ("fp32", "int8"))
+    assert (static.names, dynamic.names) == (("gelu",), ("gelu, float",))
+    assert pattern(dynamic.op, dynamic.names) == "linear + gelu"
+
+
 def test_a_concatenation_of_partial_blocks_is_another_operator_for_the_regression() -> None:
     class Joined(nn.Module):
         def __init__(self, width: int) -> None:

@@ -126,6 +126,8 @@ def test_the_interval_of_the_model_becomes_narrower_and_others_stay(tmp_path: Pa
 def test_without_a_calibration_or_with_other_threads_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CalibrationMissing):
         eo.calibrate(for_model=nn.Linear(4, 4), inputs=(1, 4), path=tmp_path / "none.json", progress=False)
+    with pytest.raises(InvalidInput, match="onnxruntime depend on"):
+        eo.calibrate(for_model=nn.Linear(4, 4), inputs=(1, 4), runtimes=["onnxruntime"], progress=False)
     calibration = imaginary(count=60)
     path = save_calibration(calibration, tmp_path / "host.json")
     with pytest.raises(InvalidInput, match="thread"):

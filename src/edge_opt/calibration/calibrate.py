@@ -197,7 +197,7 @@ def calibrate(
         precisions: Of the other runtimes: fp32, int8.
         for_model: Time just the operators of this model that make its prediction uncertain, and add them to the
             calibration that the file has. It takes seconds; the model is not run. `timed[-1]` of the result has the
-            interval before and after.
+            interval before and after. Eager torch only.
         inputs: Inputs of that model or their shapes, as for `profile`.
         kwargs: Inputs by name.
     """
@@ -207,6 +207,11 @@ def calibrate(
     for count in counts:
         check_threads(count)
     others = [name for name in runtimes if name != "torch"]
+    if for_model is not None and others:
+        raise InvalidInput(
+            f"for_model times operators of eager torch; kernels of {', '.join(others)} depend on the graph around "
+            "them: time the converted model (`edge-opt convert`)"
+        )
     if others:
         from edge_opt.runtimes.calibrate_runtimes import calibrate_runtimes, check_platforms
 

@@ -184,6 +184,9 @@ def sample_of(group: OperatorGroup, head_s: float, tail_s: float, kernels: Seque
               converting: int) -> KernelGroupSample:  # fmt: skip
     """Return what a calibration keeps of a group: numbers, because whole signatures would be megabytes."""
     item = group.features
+    if not group.names:
+        # Conversions behind a head that nothing follows are its own.
+        head_s, tail_s = head_s + tail_s, 0.0
     return KernelGroupSample(
         group="" if item is None else item.group,
         op="" if item is None else item.op,
