@@ -156,8 +156,7 @@ def _sibling_platforms(device: str) -> Iterator[Platform]:
             why = entry.get("why", "which has the same NPU")
             times = f"{scale:g} times those" if scale != 1 else "those"
             note = f"costs are {times} of {base.device}, {why}"
-            alike = untimed_platform(base, device, entry["title"], sd, (note, *base.notes))
-            yield replace(alike, costs=replace(alike.costs, mean=alike.costs.mean + math.log(scale)))
+            yield untimed_platform(base, device, entry["title"], sd, (note, *base.notes), scale)
 
 
 def untimed_platform(
