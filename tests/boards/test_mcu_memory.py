@@ -243,6 +243,12 @@ def test_a_profile_of_an_int8_file_gives_both_verdicts_in_int8(tmp_path: Path) -
     assert eo.load(tmp_path / "p.json").prediction == prediction
 
 
+def test_a_profile_of_several_graphs_names_no_operator_at_the_peak(tmp_path: Path) -> None:
+    path = str(several_graphs(tmp_path))
+    text = str(eo.profile(path, target="rp2040"))
+    assert f"arena {eo.mcu_memory(path, core='rp2040', kernels='cmsis-nn').arena_bytes} bytes\n" in text
+
+
 class Mixed(nn.Module):
     """What converters treat apart: a stride with padding, a shortcut, a join, a padded pool, a mean."""
 

@@ -392,7 +392,8 @@ def fits_lines(profile: ModelProfile) -> list[Note]:
         if prediction.mcu is not None:
             mcu = prediction.mcu
             lines += [(verdict.memory, verdict_sentence(mcu, verdict)) for verdict in mcu.verdicts]
-            lines.append(("Kernels", f"{mcu.kernels}; arena {mcu.arena_bytes} bytes, fullest at {mcu.peak_operator}"))
+            place = f", fullest at {mcu.peak_operator}" if mcu.peak_operator else ""  # empty where graphs call others
+            lines.append(("Kernels", f"{mcu.kernels}; arena {mcu.arena_bytes} bytes{place}"))
             lines.append(("RAM peak", mcu.peak_text))
             if mcu.advice:
                 now = units.size(mcu.head_bytes)
