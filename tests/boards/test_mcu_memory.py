@@ -342,6 +342,27 @@ def test_rows_get_a_height_of_one() -> None:
     assert memory.head_bytes == 64 * 8 + 64 * 4
 
 
+class Twice(nn.Module):
+    """A sum of two convolutions of an activation, which is written once or twice."""
+
+    def __init__(self, is_twice: bool) -> None:
+        super().__init__()
+        self.first, self.left, self.right = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.is_twice = is_twice
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        active = torch.sigmoid(x)
+        return self.left(active) + self.right(torch.sigmoid(x) if self.is_twice else active)
+
+
+def test_what_is_computed_twice_is_written_once() -> None:
+    once, twice = (eo.mcu_memory(Twice(is_twice), (1, 3, 16, 16)) for is_twice in (False, True))
+    assert (once.head_bytes, once.tail_parts) == (twice.head_bytes, twice.tail_parts)
+    # The activation, the left convolution, and the right one.
+    assert once.head_bytes == 3 * MAP
+
+
 class Halves(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, second = x.transpose(1, 2), x

@@ -12,7 +12,7 @@ from edge_opt.boards.fused_layers import model_work
 from edge_opt.boards.st_edge_ai import live_work, st_memory
 from edge_opt.errors import InvalidInput
 from edge_opt.model_files.tflm_graph import read_tflm
-from tflite_graphs import Graph, Scaled, Steps, conv, write
+from tflite_graphs import Graph, Op, Scaled, Steps, conv, write
 
 
 def net(folder: Path, empty: int) -> Path:
@@ -60,6 +60,17 @@ def test_a_profile_has_the_memory_of_the_runtime_that_is_asked_for(tmp_path: Pat
     assert memory.verdicts[0].margin_bytes == 8 * 1024 + int(0.3 * memory.arena_bytes)
     with pytest.raises(InvalidInput, match="Arm Cortex-M"):
         eo.mcu_memory(path, core="esp32-s3", runtime="st-edge-ai")
+
+
+def test_operators_without_a_result_take_what_lives_beside_them(tmp_path: Path) -> None:
+    value = Scaled((1, 20), "int8", 0.05, 0)
+    handle = Op("VAR_HANDLE", "", "h", "VarHandleOptions", {"container": "", "sharedName": "v"})
+    graph = Graph([handle, Op("READ_VARIABLE", "h", "r"), Op("ADD", "r x", "y", "AddOptions"),
+                   Op("ASSIGN_VARIABLE", "h y", "")],
+                  {"x": value, "h": ((), "resource"), "r": value, "y": value}, "x", "y")  # fmt: skip
+    memory = eo.mcu_memory(write(tmp_path / "net.tflite", graph), core="nucleo-h743zi", runtime="st-edge-ai")
+    # The input and the variable's value while they are added in place.
+    assert memory.arena_bytes == 2 * 20
 
 
 def test_what_only_a_dropped_channel_reads_is_not_computed(tmp_path: Path) -> None:

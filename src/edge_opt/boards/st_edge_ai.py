@@ -77,7 +77,8 @@ def _bytes_at(step: int, operator: TflmOperator, buffers: Sequence[PlannedBuffer
     ending = {buffer.name for buffer in alive if buffer.last == step}
     inputs = (tensor for tensor in operator.inputs if tensor is not None)
     largest = max((tensor.nbytes for tensor in inputs if tensor.name in ending), default=0)
-    shared = _SHARED.get(_kernel(operator), 1.0) * min(largest, operator.outputs[0].nbytes)
+    made = sum(tensor.nbytes for tensor in operator.outputs)  # 0 where a variable is assigned
+    shared = _SHARED.get(_kernel(operator), 1.0) * min(largest, made)
     copied = max(_padded_bytes(operator) - largest, 0)
     return sum(buffer.nbytes for buffer in alive) - int(shared) + copied + _scratch_bytes(operator)
 

@@ -43,20 +43,37 @@ def lowered(trace: Trace, name: str, is_int8: bool = True) -> TflmGraph:
         is_int8: Whether it is quantized; else it stays in float32.
     """
     lowering = _Lowering(trace, is_int8)
-    for call in trace.ops:
+    for call in lowering.calls:
         lowering.lower(call)
     return lowering.graph(name)
+
+
+def _without_repeats(trace: Trace) -> list[OpCall]:
+    """Return the operators; the converter computes once what is computed twice from the same tensors."""
+    changed = {call.reads[0] for call in trace.ops if call.reads and not call.creates
+               and not trace.signatures[call.signature].is_view}  # fmt: skip
+    same: dict[int, int] = {}
+    results: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
+    calls: list[OpCall] = []
+    for call in trace.ops:
+        reads = tuple(same.get(number, number) for number in call.reads)
+        result = results.setdefault((call.signature, reads), call.creates)
+        if result != call.creates and not changed.intersection((*reads, *result, *call.creates)):
+            same.update(zip(call.creates, result, strict=True))
+        else:
+            calls.append(replace(call, reads=reads))
+    return calls
 
 
 class _Lowering(GraphWriter):
     def __init__(self, trace: Trace, is_int8: bool) -> None:
         super().__init__(is_int8)
-        self.trace = trace
+        self.trace, self.calls = trace, _without_repeats(trace)
         # By storage, then by shape: views of one storage are different tensors of the graph. None: two views are alike.
         self.values: dict[int, dict[tuple[int, ...], GraphValue | None]] = {}
         # Views and operators in place read what they are themselves.
-        self.readers = Counter(number for call in trace.ops if call.creates for number in set(call.reads))
-        self.reader = {number: call for call in trace.ops for number in call.reads}  # the last one
+        self.readers = Counter(number for call in self.calls if call.creates for number in set(call.reads))
+        self.reader = {number: call for call in self.calls for number in call.reads}  # the last one
         for number, storage in enumerate(trace.storages):
             if storage.role == "input":
                 self._input(number)
@@ -64,7 +81,7 @@ class _Lowering(GraphWriter):
     def _input(self, number: int) -> None:
         uses = (
             info
-            for call in self.trace.ops
+            for call in self.calls
             for place, info in zip(call.reads, self._signature(call).inputs, strict=True)
             if place == number
         )
