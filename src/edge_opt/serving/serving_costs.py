@@ -182,7 +182,6 @@ class Serving:
     def memory(self, ram_bytes: tuple[int, ...] = (), spec: DeviceSpec | None = None) -> ServingMemory:
         """Return what is held; on a GPU with memory of its own reserved bytes are taken at once."""
         runtime_bytes = RUNTIME_BYTES.get(self.runtime, 0)
-
         least = self.reserved_bytes() if spec is not None and has_own_memory(spec) else 0
         fixed = self.weights_bytes + self.model.buffer_bytes + self.model.decode.input_bytes + runtime_bytes
         reading = cache(partial(mlx_prompt_bytes, self, spec)) if self.runtime == "mlx" else None
@@ -273,7 +272,8 @@ def _mlx_operators(serving: Serving, tokens: int, width: int) -> Iterator[tuple[
         # Packed weights are words of 32 bits, with a scale and a bias for 64 of them.
         weights = nbytes / 4 + tensor.params / 64 if nbytes < 2 * tensor.params else tensor.params
         rows = round((tokens * use.met / step.tokens if use.experts else tokens) * share)
-        before, after = [0] * 0, [0] * 0
+        before: list[int] = []
+        after: list[int] = []
         if len(tensor.shape) < 2:
             is_kept = tensor.shape == (width,) and name.endswith("weight")
             before, written = [0] * is_gemma, rows * width * (is_kept and not (is_gemma and "post_" in name))
@@ -283,28 +283,23 @@ def _mlx_operators(serving: Serving, tokens: int, width: int) -> Iterator[tuple[
             has_convolution = True
         else:
             written, read = rows * tensor.shape[-2], rows * tensor.shape[-1]
+            # Queries and keys are rotated, two caches are made and written, and rows are sorted by their experts.
+            around = {
+                "attn_q": ([], [written]), "attn_k": ([], [written]), "attn_v": ([], [0] * 4),
+                "attn_qkv": ([], [written, 0, 0, 0, 0]), "attn_output": ([read], [0]),
+                "ffn_down": ([read * is_joined], [written if use.experts else 0]),
+            }  # fmt: skip
+            before, after = around.get(tensor.role, ([read] if use.experts else [], []))
             if tensor.role == "attn_output" and has_convolution:
                 # A gated delta net starts from a state of zeros in 32 bits, and normalizes its output.
                 zeros = 2 * sum(state.constant for state in serving.model.states[tensor.layer or 0 :][:1])
-                before, after, has_convolution = [zeros * serving.batch, read, read, 0], [0], False
+                before, has_convolution = [zeros * serving.batch, read, read, 0], False
             elif tensor.role == "attn_output" and head_width > MLX_FUSED_HEAD:
                 # Scores and values are products of their own; a gate comes with the queries and is copied.
                 gate = [read] * (queries == 2 * read)
-                before, after = [0, read // head_width * serving.prompt, 0, 0, read, read, *gate], [0]
-            elif tensor.role == "attn_output":
-                before, after = [read], [0]
-            elif tensor.role == "ffn_down":
-                before, after = [read * is_joined], [written if use.experts else 0]
-            elif tensor.role in ("attn_q", "attn_k"):
-                after = [written]  # rotated
-                queries = written if tensor.role == "attn_q" else queries
-            elif tensor.role == "attn_qkv":
-                after = [written, 0, 0, 0, 0]
-            elif tensor.role == "attn_v":
-                weights += 2 * _in_steps(rows) * tensor.shape[-2]  # two caches are made and written
-                after = [0, 0, 0, 0]
-            elif use.experts:
-                before = [read]  # rows in the order of their experts
+                before = [0, read // head_width * serving.prompt, 0, 0, read, read, *gate]
+            weights += 2 * _in_steps(rows) * tensor.shape[-2] if tensor.role == "attn_v" else 0
+            queries = written if tensor.role == "attn_q" else queries
             is_joined = "gate_up" in name and not use.experts
         yield from ((0.0, size) for size in before)
         yield weights, written

@@ -139,7 +139,8 @@ def _filled(serving: Serving, places: Sequence[Place], speeds: Sequence[Speed], 
     """
     units = _units(serving)
     table, head, head_streamed = _ends(serving)
-    buffers = _buffers(serving, places)
+    memories = [serving.memory((), place.spec) for place in places]
+    buffers = [memory.activation_bytes + memory.buffer_bytes + memory.input_bytes for memory in memories]
     room = [None if place.limit_bytes is None else place.limit_bytes - buffers[i] for i, place in enumerate(places)]
     layers, experts, held, cache = ([0] * len(places) for _ in range(4))
     streamed = [0.0] * len(places)
@@ -260,9 +261,3 @@ def _result(
         missing_bytes=missing,
         source="; ".join((*readings, link)),
     )
-
-
-def _buffers(serving: Serving, places: Sequence[Place]) -> list[int]:
-    """Return the bytes of activations and buffers on each place."""
-    memories = [serving.memory((), place.spec) for place in places]
-    return [memory.activation_bytes + memory.buffer_bytes + memory.input_bytes for memory in memories]
