@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shlex
 import subprocess
@@ -113,8 +114,9 @@ def test_every_fault_gets_its_sentence(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["absent.yaml", "."])
+@pytest.mark.parametrize("name", ["absent.yaml", ".", "pipe.yaml"])
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")  # nobody writes to it: opening it would wait forever
     with pytest.raises(InvalidConfig, match="cannot be read: .*; `edge-opt init` writes one"):
         read_config(tmp_path / name)
 

@@ -240,3 +240,10 @@ def test_a_training_step_of_lazy_modules_leaves_them_lazy() -> None:
     assert torch.equal(before, torch.get_rng_state())
     with pytest.raises(TraceFailed, match="lazy model cannot be run"):
         eo.training_step(nn.LazyConv2d(4, 1), (2, 8))
+
+
+def test_a_training_step_of_a_lazy_norm_leaves_its_buffers_lazy() -> None:
+    model = nn.Sequential(nn.LazyBatchNorm1d(), nn.LazyLinear(4, bias=False))
+    # Weight and bias of 8 channels, then 8 inputs of 4 outputs.
+    assert eo.training_step(model, (2, 8), optimizer="sgd").params == 8 + 8 + 8 * 4
+    assert all(map(nn.parameter.is_lazy, (*model.parameters(), model[0].running_mean)))

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, cast
 
 from edge_opt._support.deprecation import current_keywords, former_names
 from edge_opt._support.extras import missing_extra
+from edge_opt._support.files import check_regular
 from edge_opt.budgets import parse_budgets, trial_metrics
 from edge_opt.errors import EdgeOptError, InvalidConfig, first_line, message_of
 from edge_opt.loading import absolute_reference
@@ -522,11 +523,12 @@ def _as_lists(value: Any) -> Any:
 
 def _file(path: Path) -> dict[str, Any]:
     try:
+        check_regular(path)
         with path.open(encoding="utf-8") as file:
             text = file.read(_MOST_CHARACTERS + 1)
     except OSError as error:
         cure = "`edge-opt init` writes one to start from"
-        raise InvalidConfig(f"{path} cannot be read: {error.strerror}; {cure}") from error
+        raise InvalidConfig(f"{path} cannot be read: {error.strerror or error}; {cure}") from error
     except ValueError as error:
         raise InvalidConfig(f"{path} is not a text file in UTF-8; a configuration is YAML") from error
     content = _yaml(text, str(path))

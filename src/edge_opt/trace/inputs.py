@@ -227,7 +227,9 @@ def with_shapes(model: nn.Module, arguments: CallArguments) -> nn.Module:
         return model
     dtype, device = default_dtype(model), next(model.parameters()).device
     call = map_arguments(arguments, lambda value: real_tensor(value, dtype, device))
-    copied = copy.deepcopy(model)
+    empty: Any = nn.parameter.UninitializedBuffer  # torch copies parameters without a shape, but no buffers
+    lazy = filter(nn.parameter.is_lazy, model.buffers())
+    copied = copy.deepcopy(model, {id(buffer): empty(False, buffer.device, buffer.dtype) for buffer in lazy})
     with torch.no_grad(), torch.random.fork_rng(devices=[]), translated("the lazy model cannot be run", TraceFailed):
         copied(*call.args, **call.kwargs)
     return copied
