@@ -144,8 +144,11 @@ def _line(error: BaseException, path: Path) -> str:
 
 
 def _from_package(name: str) -> ModuleType:
-    _on_path(Path.cwd())
     try:
+        # The current folder may belong to others: only what is not installed is looked for there.
+        first = name.partition(".")[0]
+        if first not in sys.modules and importlib.util.find_spec(first) is None:
+            _on_path(Path.cwd())
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):

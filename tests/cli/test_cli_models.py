@@ -79,6 +79,8 @@ def test_a_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert type(load_model("edge_opt.model:SmallCNN(num_classes=3)").model).__name__ == "SmallCNN"
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
+    # Nothing is imported from a folder that may belong to others where the package is installed.
+    assert load_model("edge_opt.model:SmallCNN") and str(tmp_path) not in sys.path
     (tmp_path / "in_this_folder.py").write_text("from torch import nn\nnet = nn.Linear(2, 2)\n")
     assert isinstance(load_model("in_this_folder:net").model, nn.Linear)
 
