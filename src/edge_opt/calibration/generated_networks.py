@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from edge_opt.calibration.operator_draws import Draw
-from edge_opt.calibration.reference_networks import Attention, Encoder, Excite, Reference, conv_norm
+from edge_opt.calibration.reference_networks import Attention, Beside, Encoder, Excite, Reference, conv_norm
 
 _MOST_MACS = 120_000_000  # of one layer
 _LAYERS = 9
@@ -28,25 +28,6 @@ class Sum(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = x + self.body(x)
         return result
-
-
-class Beside(nn.Module):
-    """Results of several bodies side by side, after x itself or a half of it that they do not see, then shuffled."""
-
-    def __init__(self, bodies: Sequence[nn.Module], has_input: bool, is_split: bool) -> None:
-        super().__init__()
-        self.bodies = nn.ModuleList(bodies)
-        self.has_input = has_input
-        self.is_split = is_split
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept, seen = x.chunk(2, 1) if self.is_split else (x, x)
-        results = [body(seen) for body in self.bodies]
-        y = torch.cat([kept, *results] if self.has_input else results, 1)
-        if not self.is_split:
-            return y
-        batch, width, height, columns = y.shape
-        return y.view(batch, 2, width // 2, height, columns).transpose(1, 2).contiguous().view(y.shape)
 
 
 def generated_networks(count: int, seed: int = 0) -> Iterator[Reference]:

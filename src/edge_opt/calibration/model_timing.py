@@ -126,23 +126,18 @@ def _anchors(shares: dict[str, float], calibration: Calibration) -> dict[str, li
 def _alone(
     samples: Sequence[OperatorSample], title: str, clock: SampleClock, kernel: ReferenceKernel
 ) -> list[tuple[OperatorSample, float]]:
-    """Return each operator that can be called again with its seconds alone; together they fit into memory."""
+    """Return operators with their seconds alone: those that can be called again, and fit into memory together."""
     report_progress(f"timing {len(samples)} operators of {title}")
-    result: list[tuple[OperatorSample, float]] = []
-    most_bytes = memory_bytes() // _MEMORY_SHARE
-    part: list[tuple[OperatorSample, DrawnOperator]] = []
-    part_bytes = 0
-    for sample in (*samples, None):
-        nbytes = 0 if sample is None else sum(tensor.nbytes for tensor in sample.signature.inputs)
-        if part and (sample is None or part_bytes + nbytes > most_bytes):
-            times, _ = seconds_alone([operator for _, operator in part], _ROUNDS, clock, kernel)
-            result += [(item, alone_s) for (item, _), alone_s in zip(part, times, strict=True)]
-            part, part_bytes = [], 0
-        operator = None if sample is None or nbytes > most_bytes else callable_again(sample.signature)
-        if sample is not None and operator is not None:
-            part.append((sample, operator))
-            part_bytes += nbytes
-    return result
+    left_bytes = memory_bytes() // _MEMORY_SHARE
+    known: list[tuple[OperatorSample, DrawnOperator]] = []
+    for sample in samples:
+        nbytes = sum(tensor.nbytes for tensor in sample.signature.inputs)
+        operator = callable_again(sample.signature) if nbytes <= left_bytes else None
+        if operator is not None:
+            known.append((sample, operator))
+            left_bytes -= nbytes
+    times, _ = seconds_alone([operator for _, operator in known], _ROUNDS, clock, kernel)
+    return [(sample, alone_s) for (sample, _), alone_s in zip(known, times, strict=True)]
 
 
 def callable_again(signature: OpSignature) -> DrawnOperator | None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from edge_opt._support.unchanged import gc_paused
-from edge_opt.calibration.operator_draws import DrawnOperator, SignatureRecorder, is_warm
+from edge_opt.calibration.operator_draws import DrawnOperator, OperatorMode, SignatureRecorder, is_warm
 from edge_opt.calibration.quiet_clock import ReferenceKernel, SampleClock
 from edge_opt.calibration.reference_networks import Reference
 from edge_opt.cost.rules import price
@@ -23,29 +22,23 @@ from edge_opt.measuring.machine import best_seconds, retain_freed_memory
 from edge_opt.records.costs import OpCost, OpSignature, Trace
 from edge_opt.records.predictions import OperatorSample, ReferenceRun
 from edge_opt.trace import trace
-from edge_opt.trace.operators import Behavior, facts_of, operator_name
-
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+from edge_opt.trace.operators import operator_name
 
 
-class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Times each operator that a trace would record, in the same order; views included."""
+class OperatorClock(OperatorMode):
+    """Times each operator in place."""
 
-    def __init__(self, clock: SampleClock | None = None) -> None:
+    def __init__(self, clock: SampleClock) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
         self.nanoseconds: list[int] = []
-        self._clock = clock or SampleClock()
+        self._clock = clock
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if facts_of(func).behavior is Behavior.DECOMPOSE:
-            with self:
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         wall, cpu, result = self._clock.span(lambda: func(*args, **kwargs))
         self.nanoseconds.append(max(1, min(wall, cpu)))
         self.names.append(operator_name(func))
@@ -228,7 +221,7 @@ def measured_overheads() -> Overheads:
     return Overheads(max(0.0, whole_s - module_s - inside_s), module_s)
 
 
-def _timed_operators(model: nn.Module, x: torch.Tensor, clock: SampleClock | None = None) -> OperatorClock:
+def _timed_operators(model: nn.Module, x: torch.Tensor, clock: SampleClock) -> OperatorClock:
     """Return what the operators of one forward take by the clock that times them in place."""
     operators = OperatorClock(clock)
     with operators:
@@ -263,9 +256,8 @@ class ReferenceMeasurement:
 
 
 def visit_reference(
-    reference: Reference, batch: int, passes: int, trains: bool = False, kernel: ReferenceKernel | None = None,
-    clock: SampleClock | None = None,
-) -> ReferenceMeasurement:  # fmt: skip
+    reference: Reference, batch: int, passes: int, trains: bool, kernel: ReferenceKernel, clock: SampleClock
+) -> ReferenceMeasurement:
     """Run a reference model a few times, with and without a clock at each operator; train it a little, if asked.
 
     All times are over the slowness of the machine beside them, and a disturbed pass is repeated.
@@ -275,8 +267,6 @@ def visit_reference(
     x = reference.inputs(batch)
     recorded = trace(model, x)
     expected = [recorded.signatures[call.signature].op for call in recorded.ops]
-    clock = clock or SampleClock()
-    kernel = kernel or ReferenceKernel(clock)
 
     def one_pass(block: int) -> list[float]:
         # Blocks are interleaved, so that a slow moment of the machine affects both.

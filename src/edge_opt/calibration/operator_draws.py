@@ -77,7 +77,22 @@ class DrawnOperator(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class SignatureRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees each operator that a trace would record, in the same order, views included, and calls it by `run`."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if facts_of(func).behavior is Behavior.DECOMPOSE:
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        return self.run(func, args, kwargs)
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call an operator."""
+        raise NotImplementedError
+
+
+class SignatureRecorder(OperatorMode):
     """Keeps the signatures of operators while it is on, as a trace would record them, and the last call itself."""
 
     def __init__(self) -> None:
@@ -86,11 +101,7 @@ class SignatureRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Arguments of every call of a whole training step would take too much memory.
         self.last: DrawnOperator | None = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if facts_of(func).behavior is Behavior.DECOMPOSE:
-            with self:
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         # A backward returns None for gradients that were not requested.
         outputs = [item for item in (result if isinstance(result, (tuple, list)) else [result]) if item is not None]

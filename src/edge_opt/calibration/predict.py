@@ -314,15 +314,6 @@ _REACH = 4.0
 _ALONE, _IN_PLACE = 1.0, 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """The samples of one operator: the usual deviation from the first estimate, and the range of estimates."""
-
-    deviation: float
-    least_s: float
-    most_s: float
-
-
 class OperatorTimes:
     """Learned from samples: the logarithm of what an operator takes over what a first estimate says it would."""
 
@@ -332,7 +323,11 @@ class OperatorTimes:
         deviations = np.array(
             [np.log(sample.seconds / item.estimate_s) for sample, item in zip(samples, described, strict=True)]
         )
-        self._known = _known(described, deviations)
+        members: dict[tuple[str, str], list[int]] = {}
+        for index, item in enumerate(described):
+            members.setdefault((item.group, item.op), []).append(index)
+        self._deviations = {key: float(np.median(deviations[indices])) for key, indices in members.items()}
+        self._estimates_s = {key: [described[index].estimate_s for index in it] for key, it in members.items()}
         self._usual = {
             group: float(np.median(values))
             for group in GROUPS
@@ -363,34 +358,19 @@ class OperatorTimes:
 
     def is_outside(self, item: OperatorFeatures) -> bool:
         """Return whether nothing like this operator was sampled."""
-        known = self._known.get((item.group, item.op))
+        known_s = self._estimates_s.get((item.group, item.op))
         if item.group == "view":
             return False
-        return known is None or not known.least_s / _REACH <= item.estimate_s <= known.most_s * _REACH
+        return known_s is None or not min(known_s) / _REACH <= item.estimate_s <= max(known_s) * _REACH
 
     def _rows(self, described: Sequence[OperatorFeatures]) -> Array:
-        usual = self._usual
+        known, usual = self._deviations, self._usual
         return np.array(
             [
-                (*item.numbers, known.deviation if known else usual.get(item.group, 0.0), _IN_PLACE)
+                (*item.numbers, known.get((item.group, item.op), usual.get(item.group, 0.0)), _IN_PLACE)
                 for item in described
-                for known in (self._known.get((item.group, item.op)),)
             ]
         )
-
-
-def _known(described: Sequence[OperatorFeatures], deviations: Array) -> dict[tuple[str, str], _Known]:
-    members: dict[tuple[str, str], list[int]] = {}
-    for index, item in enumerate(described):
-        members.setdefault((item.group, item.op), []).append(index)
-    return {
-        key: _Known(
-            float(np.median(deviations[indices])),
-            min(described[index].estimate_s for index in indices),
-            max(described[index].estimate_s for index in indices),
-        )
-        for key, indices in members.items()
-    }
 
 
 _learned: dict[int, tuple[Calibration, OperatorTimes]] = {}

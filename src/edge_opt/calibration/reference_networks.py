@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -93,18 +93,31 @@ class Dense(nn.Module):
         return self.body(torch.cat(parts, 1))
 
 
-class Branches(nn.Module):
-    """Kernels of several sizes and a pool side by side, concatenated."""
+class Beside(nn.Module):
+    """Results of several bodies side by side, after x itself or a half of it that they do not see, then shuffled."""
 
-    def __init__(self, width_in: int, width: int) -> None:
+    def __init__(self, bodies: Sequence[nn.Module], has_input: bool, is_split: bool) -> None:
         super().__init__()
-        self.one = conv_norm(width_in, width, 1)
-        self.three = nn.Sequential(conv_norm(width_in, width, 1), conv_norm(width, width * 3 // 2, 3))
-        self.five = nn.Sequential(conv_norm(width_in, width // 2, 1), conv_norm(width // 2, width, 5))
-        self.pool = nn.Sequential(nn.MaxPool2d(3, 1, 1), conv_norm(width_in, width // 2, 1))
+        self.bodies = nn.ModuleList(bodies)
+        self.has_input = has_input
+        self.is_split = is_split
 
-    def forward(self, x: torch.Tensor) -> Any:
-        return torch.cat([self.one(x), self.three(x), self.five(x), self.pool(x)], 1)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept, seen = x.chunk(2, 1) if self.is_split else (x, x)
+        results = [body(seen) for body in self.bodies]
+        y = torch.cat([kept, *results] if self.has_input else results, 1)
+        if not self.is_split:
+            return y
+        batch, width, height, columns = y.shape
+        return y.view(batch, 2, width // 2, height, columns).transpose(1, 2).contiguous().view(y.shape)
+
+
+def _kernels_and_pool(width_in: int, width: int) -> Beside:
+    """Return kernels of several sizes and a pool side by side."""
+    three = nn.Sequential(conv_norm(width_in, width, 1), conv_norm(width, width * 3 // 2, 3))
+    five = nn.Sequential(conv_norm(width_in, width // 2, 1), conv_norm(width // 2, width, 5))
+    pool = nn.Sequential(nn.MaxPool2d(3, 1, 1), conv_norm(width_in, width // 2, 1))
+    return Beside([conv_norm(width_in, width, 1), three, five, pool], has_input=False, is_split=False)
 
 
 class Attention(nn.Module):
@@ -282,7 +295,7 @@ def branches(stem: int, widths: list[int]) -> nn.Module:
     layers: list[nn.Module] = [_stem(stem), conv_norm(stem, stem * 3, 3), nn.MaxPool2d(3, 2, ceil_mode=True)]
     before = stem * 3
     for index, width in enumerate(widths):
-        layers.append(Branches(before, width))
+        layers.append(_kernels_and_pool(before, width))
         before = width + width * 3 // 2 + width + width // 2
         if index % 2:
             layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 import torch
@@ -66,18 +67,16 @@ def checked(calibration: Calibration, stop: Callable[[], bool], kernel: Referenc
     running: list[_RunningNet] = []
     times: dict[str, float] = {}
     with kept_heap(_HEAP_BYTES), torch.inference_mode():
-        for turn in range(_TURNS):
-            for place, (net, batch) in enumerate(chosen):
-                if stop() and (turn or place >= 2):
-                    break
-                report_progress(f"calibrating: self-check {turn + 1}, {net.name}, batch {batch}")
-                if not turn:
-                    running.append(_running(net, batch, plain))
-                if place >= len(running):
-                    break
-                item = running[place]
-                least = _turn(item.call, kernel, clock)
-                times[item.name] = min(least, times.get(item.name, math.inf))
+        for turn, place in product(range(_TURNS), range(len(chosen))):
+            if stop() and (turn or place >= 2):
+                break
+            net, batch = chosen[place]
+            report_progress(f"calibrating: self-check {turn + 1}, {net.name}, batch {batch}")
+            if not turn:
+                running.append(_running(net, batch, plain))
+            item = running[place]
+            least = _turn(item.call, kernel, clock)
+            times[item.name] = min(least, times.get(item.name, math.inf))
     checks = tuple(CheckedNet(item.name, times[item.name], item.predicted_s) for item in running)
     check = summary(checks, kernel.best_s, calibration.whole_deviation)
     return replace(calibration, check=with_cross_validation(check, calibration.whole_deviation))

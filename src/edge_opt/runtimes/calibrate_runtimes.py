@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -156,24 +157,22 @@ def _calibrated(platform: _Platform) -> RuntimeCalibration:
     clock = SampleClock(platform.threads)
     kernel = ReferenceKernel(clock)
     name = f"{platform.runtime} {platform.precision}, threads {platform.threads}"
-    best: dict[tuple[str, int], _MeasuredNet | None] = {}
+    best: dict[tuple[str, int], _MeasuredNet] = {}
+    lost: dict[tuple[str, int], None] = {}
     # The second visit of a net is minutes after the first: few disturbances last that long.
-    for visit in range(_VISITS):
-        for net, batch in _nets():
-            if best and spent() > _SAMPLED_SHARE:
-                break
-            key = net.name, batch
-            if visit and best.get(key) is None:
-                continue
-            report_progress(f"calibrating {name}, {spent():.0%}: {net.name}, batch {batch}, visit {visit + 1}")
-            measured, before = _measured(platform, net, batch, kernel, clock), best.get(key)
-            if measured is not None and not measured.samples:
-                measured = None
-            best[key] = (
-                measured if before is None or measured is None else min(before, measured, key=lambda it: it.seconds)
-            )
-    samples = [sample for measured in best.values() if measured is not None for sample in measured.samples]
-    lost = [net for (net, _), measured in best.items() if measured is None]
+    for visit, (net, batch) in product(range(1, _VISITS + 1), _nets()):
+        if best and spent() > _SAMPLED_SHARE:
+            break
+        key = net.name, batch
+        if key in lost:
+            continue
+        report_progress(f"calibrating {name}, {spent():.0%}: {net.name}, batch {batch}, visit {visit}")
+        measured = _measured(platform, net, batch, kernel, clock)
+        if measured is not None and measured.samples:
+            best[key] = min(best.get(key, measured), measured, key=lambda it: it.seconds)
+        elif key not in best:
+            lost[key] = None
+    samples = [sample for measured in best.values() for sample in measured.samples]
     times = GroupTimes(samples)
     checks: list[CheckedNet] = []
     for place in (0, 1):
@@ -185,9 +184,9 @@ def _calibrated(platform: _Platform) -> RuntimeCalibration:
             if measured is not None:
                 checks.append(CheckedNet(f"{net.name}, batch {batch}", measured.seconds, _predicted_s(times, measured)))
     check = summary(tuple(checks), kernel.best_s, _ASSUMED)
-    deviation = _held_out_deviation({key: net for key, net in best.items() if net is not None})
+    deviation = _held_out_deviation(best)
     package = find_runtime(platform.runtime).package
-    remarks = (f"no profile could be read of {', '.join(dict.fromkeys(lost))}",) if lost else ()
+    remarks = (f"no profile could be read of {', '.join(dict.fromkeys(name for name, _ in lost))}",) if lost else ()
     return RuntimeCalibration(
         runtime=platform.runtime, precision=platform.precision, threads=platform.threads, version=version(package),
         created=now(), cpu_seconds=time.process_time() - start, samples=tuple(samples),
