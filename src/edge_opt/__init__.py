@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.3.0"
+
+# ONNX Runtime 1.29 and later otherwise sends events, and follows a link named /tmp/.ses, which another user may have
+# made, to overwrite a file.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Every public name, by the module it lives in. Nothing is imported before it is asked for: `import edge_opt` costs
 # nothing, and the command line starts without torch.

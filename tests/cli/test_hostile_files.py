@@ -283,3 +283,13 @@ def test_a_control_node_with_wrong_settings_is_one_sentence(tmp_path: Path) -> N
 
 def test_a_folder_for_temporary_files_is_of_its_owner_alone() -> None:
     assert stat.S_IMODE(own_folder().stat().st_mode) == 0o700
+
+
+def test_a_link_that_another_user_made_for_onnx_runtime_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / ".ses").symlink_to(tmp_path / "precious")
+    names = ("CI", "ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED", "ORT_RUNNING_UNIT_TESTS")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    environment |= {"TMPDIR": str(tmp_path), "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", "import edge_opt, onnxruntime"], check=True, env=environment)
+    assert (tmp_path / "precious").read_text() == "mine"
