@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt import units
@@ -167,9 +168,16 @@ class Pruned(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the model and its recipe, as JSON holds it."""
-        from edge_opt.report.record_sheets import pruned_document
+        from edge_opt._support.json import to_plain
 
-        return pruned_document(self)
+        names = ("macs_ratio", "params_ratio", "channels_ratio", "latency_ratio")
+        shares = {name: getattr(self.achieved, name) for name in names}
+        return {
+            "asked": to_plain(self.asked),
+            "achieved": {**to_plain(self.achieved), **shares},
+            "shortfalls": [to_plain(fall) for fall in self.shortfalls],
+            "check": to_plain(self.check),
+        }
 
 
 @record
@@ -325,9 +333,10 @@ class Sensitivity(Shown):
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row per layer and change, in the model's order."""
-        from edge_opt.report.record_sheets import sensitivity_dataframe
+        import pandas as pd
 
-        return sensitivity_dataframe(self)
+        names = list(LayerSensitivity.__dataclass_fields__)
+        return pd.DataFrame([asdict(row) for row in self.rows], columns=names)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON holds it."""

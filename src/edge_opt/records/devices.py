@@ -117,10 +117,8 @@ class DeviceSpec(Shown):
             engine: Who computes: "cpu", "gpu", "npu" or "all".
             precision: Type of the numbers, such as "fp16".
         """
-        return next(
-            (peak.figure for peak in self.peaks if (peak.engine, peak.precision) == (engine, precision)),
-            None,
-        )
+        known = (peak.figure for peak in self.peaks if (peak.engine, peak.precision) == (engine, precision))
+        return next(known, None)
 
     def bandwidth(self, method: str, engine: str | None = None) -> Figure | None:
         """Return bytes per second by one method; None if not published.
@@ -129,10 +127,8 @@ class DeviceSpec(Shown):
             method: "datasheet" or "quoted"; with an engine, a measurement such as "memcpy".
             engine: Engine that moved the bytes; None for a data-sheet figure.
         """
-        return next(
-            (item.figure for item in self.bandwidths if (item.method, item.engine) == (method, engine)),
-            None,
-        )
+        known = (item.figure for item in self.bandwidths if (item.method, item.engine) == (method, engine))
+        return next(known, None)
 
 
 @record

@@ -490,10 +490,7 @@ def advice(
     """Return what to do, each with its reason; most useful first."""
     items: list[Advice] = []
     if profile is not None:
-        # What a sweep measured is not recommended once more from shapes.
-        tried = () if sweep is None else [trial.candidate.precision for trial in sweep.trials]
-        fusing = sweep is None
-        items += [*_largest(profile), *_on_device(profile, roofs, tried, fusing), *_memory(profile)]
+        items += [*_largest(profile), *_on_device(profile, roofs, sweep), *_memory(profile)]
     if sensitivity is not None and sensitivity["layers"]:
         items.append(("Most sensitive layers", sensitivity["caption"]))
     return [*items, *_mind(profile)] if profile else items
@@ -525,12 +522,11 @@ def _largest(profile: ModelProfile) -> Iterable[Advice]:
     yield "Largest layers", f"{part}. Pruning and lower precision help there first."
 
 
-def _on_device(
-    profile: ModelProfile, roofs: Sequence[DeviceRoofs], tried: Sequence[str], fusing: bool
-) -> Iterable[Advice]:
-    """Yield what helps on the first device; no precision in `tried`, and fusing only on request."""
+def _on_device(profile: ModelProfile, roofs: Sequence[DeviceRoofs], sweep: SweepResult | None) -> Iterable[Advice]:
+    """Yield what helps on the first device; what a sweep measured is not recommended once more from shapes."""
     if not roofs:
         return
+    tried = () if sweep is None else [trial.candidate.precision for trial in sweep.trials]
     device, roof = roofs[0], roofs[0].main
     whole, fused = roof.total.seconds, roof.fused_total.seconds
     # The page names what bounds the prediction, so the advice follows it; the roofline answers where there is none.
@@ -545,7 +541,7 @@ def _on_device(
         spent = "lower bound" if prediction is None or prediction.basis == "roofline" else "predicted time"
         text = f"{units.percent(share)} of the {spent} is in {bound}-bound layers. {_CURES[bound]}"
         yield f"On {device.spec.title}", text
-    if fusing and whole and fused is not None and 1 - fused / whole > _WORTH_SAYING:
+    if sweep is None and whole and fused is not None and 1 - fused / whole > _WORTH_SAYING:
         saved = f"save up to {units.percent(1 - fused / whole)} of the time there; runtimes such as ONNX Runtime do so."
         yield "Fuse", f"Batch norms and activations fused into their convolution {saved}"
     # A page has one time for a precision: beside a prediction, the roofline's best would contradict it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edge_opt import units
@@ -12,7 +12,6 @@ from edge_opt.records.compression import (
     Explanation,
     FineTuned,
     HelpfulChange,
-    LayerSensitivity,
     Pruned,
     PruneRequest,
     Sensitivity,
@@ -39,7 +38,7 @@ from edge_opt.report.sheets import Note, Sheet, Table, column, sheet, signed, te
 from edge_opt.report.target_tables import memory_parts
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 # They register the sheets of their records when they are imported.
 _ = (check_sheets, comparison, save, serving_tables, sweep_files, target_tables, training_tables)
@@ -172,11 +171,6 @@ def _compared(compared: Comparison) -> Sheet:
     ends = f"{compared.ratio_interval.low:.3f} to {compared.ratio_interval.high:.3f}"
     what = "no difference was shown" if compared.verdict == "equal" else compared.verdict
     return Sheet(f"{what}: {compared.ratio:.3f} × the time (95 % interval {ends}, {compared.clock} time)")
-
-
-@sheet(Agreement)
-def _agreement(agreement: Agreement) -> Sheet:
-    return Sheet(agreement_text(agreement))
 
 
 @sheet(RunnerProfile)
@@ -316,6 +310,9 @@ def agreement_text(agreement: Agreement) -> str:
     return f"agreement on {samples} of {agreement.source}: {top1}{differences}{relative}{unseen}"
 
 
+sheet(Agreement)(lambda agreement: Sheet(agreement_text(agreement)))
+
+
 def conversion_document(done: Converted) -> dict[str, Any]:
     """Return everything but the module, as plain values."""
     return {name: value for name, value in to_plain(replace(done, model=None)).items() if name != "model"}
@@ -342,14 +339,13 @@ def _pruned_notes(pruned: Pruned) -> list[Note]:
 
 def _request_text(asked: PruneRequest) -> str:
     """Return the request as people say it."""
-    parts = []
-    if asked.ratio is not None:
-        parts.append(f"{units.percent(asked.ratio)} of every layer removed")
-    if asked.macs_target is not None:
-        parts.append(f"{units.percent(asked.macs_target)} of the MACs to remain")
-    if asked.latency_target is not None:
-        parts.append(f"{units.percent(asked.latency_target)} of the latency to remain")
-    parts += [f"{units.percent(share)} of {path} removed" for path, share in asked.layers]
+    shares = [
+        (asked.ratio, "every layer removed"),
+        (asked.macs_target, "the MACs to remain"),
+        (asked.latency_target, "the latency to remain"),
+        *((share, f"{path} removed") for path, share in asked.layers),
+    ]
+    parts = [f"{units.percent(share)} of {what}" for share, what in shares if share is not None]
     rounding = f", channels rounded to {asked.round_to}" if asked.round_to > 1 else ""
     if asked.is_round_auto:
         rounding = ", channels rounded to fast widths"
@@ -369,19 +365,6 @@ def _shortfall_lines(shortfalls: tuple[Shortfall, ...]) -> list[str]:
         lines.append(f"{names}{more}: {share} removed of {units.percent(falls[0].asked)}: {reason}")
     hidden = len(lines) - _SHOWN
     return lines if hidden <= 0 else [*lines[:_SHOWN], f"and {hidden} more reasons"]
-
-
-def pruned_document(pruned: Pruned) -> dict[str, Any]:
-    """Return everything but the model and its recipe, as JSON holds it."""
-    achieved = pruned.achieved
-    names = ("macs_ratio", "params_ratio", "channels_ratio", "latency_ratio")
-    shares = {name: getattr(achieved, name) for name in names}
-    return {
-        "asked": to_plain(pruned.asked),
-        "achieved": {**to_plain(achieved), **shares},
-        "shortfalls": [to_plain(fall) for fall in pruned.shortfalls],
-        "check": to_plain(pruned.check),
-    }
 
 
 @sheet(Pruned)
@@ -407,14 +390,6 @@ def pruned_sheet(pruned: Pruned) -> Sheet:
     proof = f"forward, backward ({pruned.check.gradients} gradients){silenced}"
     asked = f"asked: {_request_text(pruned.asked)}"
     return Sheet(asked, (columns,), (*notes, ("Proved", proof)))
-
-
-def sensitivity_dataframe(sensitivity: Sensitivity) -> pd.DataFrame:
-    """Return one row per layer and change, in the model's order."""
-    import pandas as pd
-
-    names = [field.name for field in fields(LayerSensitivity)]
-    return pd.DataFrame([asdict(row) for row in sensitivity.rows], columns=names)
 
 
 @sheet(Sensitivity)

@@ -23,7 +23,7 @@ from edge_opt.records.sweeps import (
     score_text,
 )
 from edge_opt.report.save import csv_text, read_record
-from edge_opt.report.sheets import Cell, Note, Sheet, Table, column, sheet, text_column
+from edge_opt.report.sheets import Note, Sheet, Table, column, sheet, text_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,14 +125,12 @@ def sweep_rows(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) -> list
 
 def _row(result: SweepResult, trial: Trial, budgets: WeightBudgets) -> dict[str, Any]:
     candidate, metrics = trial.candidate, trial.metrics
-    finalists = () if result.finals is None else result.finals.finalists
-    faster = next((item.speedup for item in finalists if item.candidate.key == candidate.key), None)
-    timing = None if metrics is None or metrics.deploy_latency_s is None else "in turns" if faster else "alone"
+    faster = _speedup_of(result, trial)
+    in_finals = result.finals is not None and result.finals.of(candidate) is not None
+    timing = None if metrics is None or metrics.deploy_latency_s is None else "in turns" if in_finals else "alone"
     # Batches are timed one variant after the other; only those of the finals are comparable.
     is_finals_batch = metrics is not None and metrics.batch_size == metrics.deploy_batch
     alone = None if metrics is None or metrics.latency_s is None else "alone"
-    if metrics is not None and metrics.target is not None:
-        faster = metrics.target.speedup
     return {
         "key": candidate.key,
         "pruning": candidate.pruning,
@@ -240,14 +238,18 @@ def _trial_table(result: SweepResult, rows: Sequence[tuple[Trial, str]]) -> Tabl
             "Latency" if result.target is None else f"On {result.target}",
             (units.DASH if it is None else per_call(it) + " disturbed" * it.is_disturbed for it in known),
         ),
-        *_target_columns(result, known),
+        # Where this machine decides there is no target.
+        *(() if result.target is None else _figure_columns([None if it is None else it.target for it in known])),
         column(f"Speedup ({level})", (units.DASH if it is None else factor_text(it) for it in speedups), 1),
         column("Size", (units.DASH if it is None else units.size(it.size_bytes) for it in known), 2),
         replace(text_column("Status", status, min_width=10), cuts_end=True),
     )
     # The winner is green where the terminal has colors.
     styles = ["green" if word == "winner" else "" for _, word in rows]
-    return tuple(replace(it, cells=tuple(map(_styled, it.cells, styles))) for it in columns)
+    return tuple(
+        replace(it, cells=tuple(replace(cell, style=style) for cell, style in zip(it.cells, styles, strict=True)))
+        for it in columns
+    )
 
 
 def _speedup_of(result: SweepResult, trial: Trial) -> SpeedupRatio | None:
@@ -256,13 +258,6 @@ def _speedup_of(result: SweepResult, trial: Trial) -> SpeedupRatio | None:
         return trial.metrics.target.speedup
     timing = None if result.finals is None else result.finals.of(trial.candidate)
     return None if timing is None else timing.speedup
-
-
-def _target_columns(result: SweepResult, known: Sequence[TrialMetrics | None]) -> Table:
-    """Return the interval, kind and RAM of each candidate on the target; nothing where this machine decides."""
-    if result.target is None:
-        return ()
-    return _figure_columns([None if it is None else it.target for it in known])
 
 
 def _figure_columns(figures: Sequence[TargetFigures | None]) -> Table:
@@ -277,10 +272,6 @@ def _figure_columns(figures: Sequence[TargetFigures | None]) -> Table:
         column("Kind", (units.DASH if it is None else it.kind for it in figures), 1),
         column("RAM", rams, 3),
     )
-
-
-def _styled(cell: Cell, style: str) -> Cell:
-    return replace(cell, style=style)
 
 
 def answer(result: SweepResult, file: str | Path | None = None) -> str:

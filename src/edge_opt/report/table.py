@@ -12,7 +12,7 @@ from edge_opt import units
 from edge_opt.errors import InvalidInput
 from edge_opt.records.costs import OpCost, Shape
 from edge_opt.records.devices import Bound
-from edge_opt.records.predictions import Prediction
+from edge_opt.records.predictions import LayerPrediction, Prediction
 from edge_opt.records.profiles import Level, ModelProfile
 
 if TYPE_CHECKING:
@@ -228,25 +228,19 @@ NO_WORK = Predicted(0.0, 0.0, 0.0, 0.0, ())
 
 def _predicted_by_call(profile: ModelProfile) -> dict[int, Predicted]:
     """Return what each module call would take itself on the first target, by its index; without work it is absent."""
-    if profile.prediction is None:
-        return {}
-    return {
-        layer.module: Predicted(
-            layer.seconds,
-            layer.low,
-            layer.high,
-            layer.energy_j,
-            ((layer.bound, layer.seconds or 0.0),),
-            frozenset() if layer.engine is None else frozenset({layer.engine}),
-        )
-        for layer in profile.prediction.layers
-    }
+    layers = () if profile.prediction is None else profile.prediction.layers
+    return {layer.module: _as_predicted(layer, layer.energy_j, [layer]) for layer in layers}
 
 
 def _predicted_whole(whole: Prediction) -> Predicted:
-    joules = whole.energies[0].joules if whole.energies else None
-    engines = frozenset(layer.engine for layer in whole.layers if layer.engine is not None)
-    return Predicted(whole.seconds, whole.low, whole.high, joules, ((whole.bound, whole.seconds or 0.0),), engines)
+    return _as_predicted(whole, whole.energies[0].joules if whole.energies else None, whole.layers)
+
+
+def _as_predicted(
+    time: LayerPrediction | Prediction, joules: float | None, layers: Sequence[LayerPrediction]
+) -> Predicted:
+    engines = frozenset(layer.engine for layer in layers if layer.engine is not None)
+    return Predicted(time.seconds, time.low, time.high, joules, ((time.bound, time.seconds or 0.0),), engines)
 
 
 def _together(parts: Sequence[Predicted | None]) -> Predicted | None:

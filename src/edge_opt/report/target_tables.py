@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 _UNKNOWN = "unknown"
 
 
+def _in(unit: str) -> Callable[[float], str]:
+    return lambda value: f"{units.count(value)}{unit}"
+
+
+_frequency, _rate, _operations = map(_in, ("Hz", "B/s", "OP/s"))
+
+
 def brief_target_sheet(comparison: TargetComparison) -> Sheet:
     """Return one row per target, the model and its memory, and how many remarks there are or why a time is missing."""
     need = comparison.memory
@@ -63,7 +70,7 @@ def _target_table(fits: Sequence[TargetFit]) -> Table:
         text_column("Target", (fit.prediction.target for fit in fits), min_width=22),
         column("Fits", map(_fits, fits)),
         column("Time", (_known(fit.prediction.seconds, units.duration) for fit in fits)),
-        column("90 % interval", map(_interval, fits), 1),
+        column("90 % interval", (_ends(fit.prediction.low, fit.prediction.high) for fit in fits), 1),
         column("Computes in", (fit.prediction.computes_in or fit.prediction.precision for fit in fits), OPTIONAL),
         column("Bound by", (fit.prediction.bound for fit in fits), 4),
         *(
@@ -90,14 +97,9 @@ def _known(value: float | None, text: Callable[[float], str]) -> str:
     return _UNKNOWN if value is None else text(value)
 
 
-def _interval(fit: TargetFit) -> str:
-    low, high = fit.prediction.low, fit.prediction.high
+def _ends(low: float | None, high: float | None) -> str:
     if low is None:
         return units.DASH
-    return _ends(low, high)
-
-
-def _ends(low: float, high: float | None) -> str:
     return f"{units.duration(low)} {units.DASH} {'?' if high is None else units.duration(high)}"
 
 
@@ -270,15 +272,3 @@ def _ram(spec: DeviceSpec) -> str:
 
 def _where(what: str, how: str, engine: str | None) -> str:
     return f"{what}, {how}" + (f" ({engine})" if engine else "")
-
-
-def _frequency(hertz: float) -> str:
-    return f"{units.count(hertz)}Hz"
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{units.count(bytes_per_s)}B/s"
-
-
-def _operations(ops_per_s: float) -> str:
-    return f"{units.count(ops_per_s)}OP/s"

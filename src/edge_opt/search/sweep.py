@@ -189,7 +189,7 @@ class Sweep:
                 known = {candidate.key: self._known[candidate.key] for candidate in self._candidates}
                 chosen = self._options.candidates(self._space)
                 rows = tuple(known[candidate.key] for candidate in chosen if candidate.key in known)
-                result = _result(options.name, first, rows, self._budgets, options.use_ci)
+                result = self._result(first, rows)
                 finals = None if compare is None else compare(result, isolation, store)
                 result = self._settled(result, finals)
             except KeyboardInterrupt:
@@ -299,35 +299,28 @@ class Sweep:
         # What was measured last may change what the target is known to take.
         baseline, *rows = (self._judged(trial) for trial in (baseline, *rows))
         kept = reject_slower_than_unpruned(rows, finals)
-        settled = _result(result.name, baseline, kept, self._budgets, self._options.use_ci, finals)
+        settled = self._result(baseline, kept, finals)
         accepted = [trial.candidate.key for trial in settled.accepted]
         verdict = {"best": settled.best, "recommendation": settled.recommendation, "accepted": accepted}
         self._store.save_metadata("verdict", verdict)
         return settled
 
-
-def _result(
-    name: str,
-    baseline: Trial,
-    rows: tuple[Trial, ...],
-    budgets: tuple[Budget, ...],
-    use_ci: bool,
-    finals: Finals | None = None,
-) -> SweepResult:
-    best, sentence = recommend(rows, finals)
-    winner = next((trial.candidate for trial in rows if trial.candidate.key == best), None)
-    return SweepResult(
-        name=name,
-        baseline=baseline,
-        trials=rows,
-        constraints=tuple(item.text for item in budgets),
+    def _result(self, baseline: Trial, rows: tuple[Trial, ...], finals: Finals | None = None) -> SweepResult:
+        best, sentence = recommend(rows, finals)
+        winner = next((trial.candidate for trial in rows if trial.candidate.key == best), None)
         # A rejected candidate is not offered, so it is on no Pareto front and dominates no other.
-        frontiers=frontiers([trial for trial in rows if trial.is_accepted or trial.is_undecided], use_ci=use_ci),
-        best=best,
-        recommendation=sentence,
-        finals=finals,
-        speedup=speedup_of(finals, baseline.candidate, winner) if finals and winner else None,
-    )
+        offered = [trial for trial in rows if trial.is_accepted or trial.is_undecided]
+        return SweepResult(
+            name=self._options.name,
+            baseline=baseline,
+            trials=rows,
+            constraints=tuple(item.text for item in self._budgets),
+            frontiers=frontiers(offered, use_ci=self._options.use_ci),
+            best=best,
+            recommendation=sentence,
+            finals=finals,
+            speedup=speedup_of(finals, baseline.candidate, winner) if finals and winner else None,
+        )
 
 
 def _reference(space: Space, baseline: Trial | Candidate | None) -> Candidate:
