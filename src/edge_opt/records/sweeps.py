@@ -69,11 +69,6 @@ class TargetFigures(Record):
     remarks: tuple[str, ...] = field("What a reader should know.", default=())
 
 
-def _of_target(name: str, text: str) -> Any:
-    """Return a property of `TrialMetrics` that is a field of its `target`; None without a target."""
-    return property(lambda metrics: None if metrics.target is None else getattr(metrics.target, name), doc=text)
-
-
 @record
 class TrialMetrics(Shown):
     """The measurements of one candidate; None where a value is not known. Accuracies are between 0 and 1.
@@ -177,26 +172,50 @@ class TrialMetrics(Shown):
         is_deployed = self.target is not None or self.deploy_latency_s is not None
         return self.deploy_batch or 1 if is_deployed else self.batch_size
 
-    target_name = _of_target("target", "The target of the sweep.")
-    target_latency_s = _of_target(
-        "seconds",
-        "Seconds per call of the deployed batch on the target; `target_latency_kind` says predicted or measured.",
-    )
-    target_low_s = _of_target("low", "Lower end of its 90 % interval.")
-    target_high_s = _of_target("high", "Upper end of its 90 % interval.")
-    target_kind = _of_target("kind", "Whether the latency on the target was predicted or measured there.")
-    target_platform = _of_target(
-        "platform",
-        "What the prediction rests on: a platform with its runtime and threads, a calibration, or a roofline.",
-    )
-    target_ram_bytes = _of_target(
-        "ram_bytes",
-        "Estimated peak memory of one call on the target: weights, inputs and activations, without the runtime.",
-    )
-    target_flash_bytes = _of_target("flash_bytes", "Bytes that the file takes on the target.")
-    target_energy_j = _of_target(
-        "energy_j", "Joules per call on the target: its power at work times the latency, where the power is known."
-    )
+    @property
+    def target_name(self) -> str | None:
+        """The target of the sweep."""
+        return None if self.target is None else self.target.target
+
+    @property
+    def target_latency_s(self) -> float | None:
+        """Seconds per call of the deployed batch on the target; `target_latency_kind` says predicted or measured."""
+        return None if self.target is None else self.target.seconds
+
+    @property
+    def target_low_s(self) -> float | None:
+        """Lower end of its 90 % interval."""
+        return None if self.target is None else self.target.low
+
+    @property
+    def target_high_s(self) -> float | None:
+        """Upper end of its 90 % interval."""
+        return None if self.target is None else self.target.high
+
+    @property
+    def target_kind(self) -> str | None:
+        """Whether the latency on the target was predicted or measured there."""
+        return None if self.target is None else self.target.kind
+
+    @property
+    def target_platform(self) -> str | None:
+        """What the prediction rests on: a platform with its runtime and threads, a calibration, or a roofline."""
+        return None if self.target is None else self.target.platform
+
+    @property
+    def target_ram_bytes(self) -> int | None:
+        """Estimated peak memory of one call on the target: weights, inputs and activations, without the runtime."""
+        return None if self.target is None else self.target.ram_bytes
+
+    @property
+    def target_flash_bytes(self) -> int | None:
+        """Bytes that the file takes on the target."""
+        return None if self.target is None else self.target.flash_bytes
+
+    @property
+    def target_energy_j(self) -> float | None:
+        """Joules per call on the target: its power at work times the latency, where the power is known."""
+        return None if self.target is None else self.target.energy_j
 
 
 @record

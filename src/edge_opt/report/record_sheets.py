@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_opt import units
 from edge_opt._support.json import to_plain
@@ -36,9 +36,6 @@ from edge_opt.report.figures import change_of
 from edge_opt.report.profile_text import energy_sentence, measured_lines, prediction_sentence
 from edge_opt.report.sheets import Note, Sheet, Table, column, sheet, signed, text_column
 from edge_opt.report.target_tables import memory_parts
-
-if TYPE_CHECKING:
-    pass
 
 # They register the sheets of their records when they are imported.
 _ = (check_sheets, comparison, save, serving_tables, sweep_files, target_tables, training_tables)
