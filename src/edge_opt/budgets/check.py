@@ -249,8 +249,9 @@ def check(
     if not limits and not increases:
         raise InvalidInput("there is no budget to check; give at least one, such as 'macs <= 600M'")
     on_target: dict[str, Any] = {"precision": precision, "runtime": runtime, "threads": threads}
-    if target is None:
-        _refuse_without_target(on_target)
+    changed = [name for name, value in on_target.items() if value is not None]
+    if target is None and changed:
+        raise InvalidInput(f"{changed[0]}={on_target[changed[0]]!r} requires target=, such as target='raspberry-pi-4'")
     if increases and baseline is None:
         raise InvalidInput("max_increase needs a baseline to increase from; give a saved profile as baseline")
     from edge_opt.profiling import profile_or_saved
@@ -280,12 +281,6 @@ def check(
     return check_profile(
         profile, limits, baseline=before, increases=increases, latency=latency, on_undecided=on_undecided
     )
-
-
-def _refuse_without_target(on_target: Mapping[str, Any]) -> None:
-    changed = [name for name, value in on_target.items() if value is not None]
-    if changed:
-        raise InvalidInput(f"{changed[0]}={on_target[changed[0]]!r} requires target=, such as target='raspberry-pi-4'")
 
 
 def _loaded(model: Any, trust: bool) -> Any:

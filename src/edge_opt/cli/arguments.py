@@ -314,6 +314,11 @@ def split_threads(threads: int | None, is_measured: bool, target: str | None) ->
     return here, None if target is None or (is_measured and is_machine) else threads
 
 
+def is_candidate(reference: str) -> bool:
+    """Return whether it names a candidate of a sweep, RUN#CANDIDATE; a file may have a # in its own name."""
+    return "#" in reference and not Path(reference.partition(":")[0]).exists()
+
+
 def is_profile(reference: str) -> bool:
     """Return whether it names a file that `edge-opt profile -o` wrote, rather than a model."""
     return reference.lower().endswith(".json")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
 from edge_opt.cli import arguments as shared
-from edge_opt.cli.arguments import is_profile, loaded_call, random_batches, read_profile
+from edge_opt.cli.arguments import is_candidate, is_profile, loaded_call, option, random_batches, read_profile
 from edge_opt.cli.shell import print_record, print_status, refuse_unused
 from edge_opt.errors import InvalidInput
 
@@ -37,9 +38,7 @@ def explain(
     inputs: shared.Inputs = None,
     batch: shared.Batch = None,
     target: shared.Target = None,
-    threads: Annotated[
-        int | None, Option(metavar="N", help="Threads here (default: 1), or of the runtime on the target.")
-    ] = None,
+    threads: int | None = option(None, "N", "Threads here (default: 1), or of the runtime on the target."),
 ) -> None:
     """Show why B is faster than A or is not: both run here, interleaved, and the kernels responsible are named.
 
@@ -53,17 +52,16 @@ def explain(
     if len(models) != 2:
         raise InvalidInput(f"{len(models)} models given; name two: edge-opt explain A B")
     if all(map(is_profile, models)):
-        unused = ("inputs", "batch", "min_time", *(("threads",) if target is None else ()))
-        refuse_unused("on saved profiles, which are not run", *unused)
+        refuse_unused("on saved profiles, which are not run", "inputs", "batch", *["threads"] * (target is None))
     if target is not None:
-        result = explained_on_target((models[0], models[1]), inputs, batch, target, threads)
+        result = explained_on_target(models, inputs, batch, target, threads)
     else:
-        result = explained((models[0], models[1]), inputs, batch, _MIN_TIME_S, 1 if threads is None else threads)
+        result = explained(models, inputs, batch, _MIN_TIME_S, 1 if threads is None else threads)
     print_record(result, "explanation")
 
 
 def explained(
-    models: tuple[str, str], inputs: list[str] | None, batch: int | None, min_time: float, threads: int
+    models: Sequence[str], inputs: list[str] | None, batch: int | None, min_time: float, threads: int
 ) -> Explanation:
     """Return why the second model is faster than the first, or is not."""
     import edge_opt as eo
@@ -79,11 +77,7 @@ def explained(
 
 
 def explained_on_target(
-    models: tuple[str, str],
-    inputs: list[str] | None,
-    batch: int | None,
-    target: str,
-    threads: int | None,
+    models: Sequence[str], inputs: list[str] | None, batch: int | None, target: str, threads: int | None
 ) -> Explanation:
     """Return why the second model is faster on a target than the first, or is not."""
     import edge_opt as eo
@@ -91,39 +85,34 @@ def explained_on_target(
 
     sides = []
     for reference in models:
-        variant = _VARIANT.fullmatch(reference)
-        runtime = None
-        if _is_row(reference):
+        model, precision, runtime = _parts(reference)
+        if is_candidate(reference):
             folder, candidate = _row(reference)
             side = ModelVariant(eo.load(folder / "profile.json"), precision=candidate.precision)
-        elif variant is not None:
-            model, precision, runtime = variant.group("model", "precision", "runtime")
-            profiled = read_profile(model, False, inputs, batch)
-            side = ModelVariant(profiled, precision=cast("Precision", precision))
         else:
-            side = ModelVariant(read_profile(reference, False, inputs, batch))
+            side = ModelVariant(read_profile(model, False, inputs, batch), precision=precision)
         sides.append(side.on_target(target, runtime, threads))
     return eo.explain(*sides)
 
 
-def _is_row(reference: str) -> bool:
-    return "#" in reference and not Path(reference.partition(":")[0]).exists()
+def _parts(reference: str) -> tuple[str, Precision | None, str | None]:
+    """Return the model of a reference, and the precision and the runtime of its conversion, if it names one."""
+    variant = _VARIANT.fullmatch(reference)
+    return (reference, None, None) if variant is None else cast("Any", variant.group("model", "precision", "runtime"))
 
 
 def _side(reference: str, inputs: list[str] | None, batch: int | None, stack: ExitStack) -> ModelToRun:
     """Return the model that a reference names, with the values that it is called with."""
     from edge_opt.explanation.explain_models import ModelToRun
 
-    runtime = precision = None
-    variant = _VARIANT.fullmatch(reference)
-    if _is_row(reference):
-        reference, runtime = _row_file(reference)
-    elif variant is not None:
-        reference, precision, runtime = variant.group("model", "precision", "runtime")
+    model, precision, runtime = _parts(reference)
+    if is_candidate(reference):
+        model, runtime = _row_file(reference)
+    elif precision is not None:
         noise = "; calibrated on noise: its time is real, its accuracy is not" if precision == "int8" else ""
-        print_status(f"converting {reference} to {precision}{noise}")
-    path = Path(reference) if Path(reference).is_file() else None
-    call = stack.enter_context(loaded_call(reference, inputs, batch))
+        print_status(f"converting {model} to {precision}{noise}")
+    path = Path(model) if Path(model).is_file() else None
+    call = stack.enter_context(loaded_call(model, inputs, batch))
     [tensors] = random_batches(call.inputs or [], call.kwargs, 1)
     return ModelToRun(call.model, call.inputs, tensors, call.kwargs, path, precision, runtime)
 

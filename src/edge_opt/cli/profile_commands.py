@@ -33,7 +33,7 @@ from edge_opt.errors import InvalidInput, ModelNotFound
 from edge_opt.loading import MODEL_FILES, find_object, open_program, parse_reference
 from edge_opt.report.profile_text import check_view
 from edge_opt.report.save import writer_for
-from edge_opt.report.sheets import print_sheet, record_document, sheet_of
+from edge_opt.report.sheets import print_sheet, sheet_of
 from edge_opt.report.table import LEVELS, SORT_COLUMNS
 from edge_opt.units import MIB, size
 
@@ -108,10 +108,7 @@ def profile(
         options |= {"target": target or None, "precision": precision, "runtime": runtime, "threads": there}
         result = eo.profile(call.model, call.inputs, kwargs=call.kwargs, name=call.name, **options)
         result = _with_runtime_times(result, call, runtime_profile, measure)
-    if wants_json():
-        typer.echo(record_document(result), nl=False)
-    else:
-        print_sheet(result_console(), profile_sheet(result, depth, sort, top, shown))
+    print_and_save(result, profile_sheet(result, depth, sort, top, shown), None)
     if battery is not None and every is not None and result.prediction is not None:
         idle_w = None if idle_uw is None else idle_uw * 1e-6
         life = eo.battery_life(result.prediction, battery, every, idle_w=idle_w)

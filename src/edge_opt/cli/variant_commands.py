@@ -13,17 +13,7 @@ from typer import Argument
 from edge_opt._support.files import own_folder
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TABLE, configured_budgets, parse_budgets, parse_increase
 from edge_opt.cli import arguments as shared
-from edge_opt.cli.arguments import (
-    LoadedCall,
-    is_profile,
-    load_batches,
-    loaded_call,
-    measuring,
-    option,
-    random_batches,
-    read_profile,
-    split_threads,
-)
+from edge_opt.cli.arguments import option
 from edge_opt.cli.shell import (
     NOT_SATISFIED,
     not_satisfied,
@@ -49,18 +39,13 @@ if TYPE_CHECKING:
 _CANDIDATE = "RUN#CANDIDATE"
 
 
-def _is_candidate(reference: str) -> bool:
-    """Return whether it names a candidate of a run; a file may have a # in its own name."""
-    return "#" in reference and not Path(reference.partition(":")[0]).exists()
-
-
 def _compare_candidates(references: Sequence[str]) -> ModelComparison:
     """Compare candidates with the first of them; names of several runs include the run."""
     import edge_opt as eo
     from edge_opt.model_comparison import find_trial
     from edge_opt.report.sweep_files import load_sweep
 
-    other = next((reference for reference in references if not _is_candidate(reference)), None)
+    other = next((reference for reference in references if not shared.is_candidate(reference)), None)
     if other is not None:
         raise InvalidInput(f"{other!r} is not a candidate of a sweep; write {_CANDIDATE} for each")
     pairs = [reference.rpartition("#")[::2] for reference in references]
@@ -110,20 +95,20 @@ def compare(
     check_choice(sort, top)
     for path in output or []:
         writer_for(ModelComparison, path)
-    if any(map(_is_candidate, models)):
+    if any(map(shared.is_candidate, models)):
         if measure or inputs or batch is not None:
             raise InvalidInput("candidates were measured in their sweep; drop --measure, --inputs and --batch")
         comparison = _compare_candidates(models)
     else:
-        if all(map(is_profile, models)):
+        if all(map(shared.is_profile, models)):
             refuse_unused("on saved profiles", "inputs", "batch", "measure")
         if not measure:
             refuse_unused("without --measure", "min_time")
-        with measuring(measure, min_time, threads) as options:
-            profiles = [read_profile(model, options, inputs, batch) for model in models]
+        with shared.measuring(measure, min_time, threads) as options:
+            profiles = [shared.read_profile(model, options, inputs, batch) for model in models]
         # A saved profile is shown by its own name and its file, a model as it was named.
         names = [
-            f"{profile.name} ({model})" if is_profile(model) else model
+            f"{profile.name} ({model})" if shared.is_profile(model) else model
             for model, profile in zip(models, profiles, strict=True)
         ]
         comparison = eo.compare(*profiles, names=names)
@@ -169,11 +154,11 @@ def check(
     # GitHub's step summary is a file without a suffix, for Markdown.
     writers = {path: writer_for(CheckResult, path if path.suffix else f"{path}.md") for path in output or []}
     budgets, increases = _limits(budget or [], max_increase or [], baseline is not None)
-    if is_profile(subject) and baseline is not None and not is_profile(baseline):
+    if shared.is_profile(subject) and baseline is not None and not shared.is_profile(baseline):
         raise InvalidInput(f"--baseline {baseline} is a model, and {subject} is a profile; give two of a kind")
     names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
-    needs_run = any(PROFILE_METRICS[name].is_measured for name in names) and not is_profile(subject)
-    if is_profile(subject):
+    needs_run = any(PROFILE_METRICS[name].is_measured for name in names) and not shared.is_profile(subject)
+    if shared.is_profile(subject):
         refuse_unused("on a saved profile", "inputs", "batch")
     if not needs_run:
         refuse_unused("without a budget on a measured figure of a model", "min_time")
@@ -181,7 +166,7 @@ def check(
         refuse_unused("without a budget on a training step", "optimizer")
     if not any(PROFILE_METRICS[name].is_predicted for name in names):
         refuse_unused("without a budget on a figure of it, such as predicted_ms", "target")
-    here, there = split_threads(threads, needs_run, target)
+    here, there = shared.split_threads(threads, needs_run, target)
     options: dict[str, Any] = {
         "baseline": baseline,
         "max_increase": [increase.text for increase in increases],
@@ -192,11 +177,11 @@ def check(
         "threads": there,
         "optimizer": optimizer,
     }
-    with measuring(needs_run, min_time, here, "--target or a budget on latency") as measure:
-        if is_profile(subject):
+    with shared.measuring(needs_run, min_time, here, "--target or a budget on latency") as measure:
+        if shared.is_profile(subject):
             result = eo.check(subject, *budgets, **options)
         else:
-            with loaded_call(subject, inputs, batch) as call:
+            with shared.loaded_call(subject, inputs, batch) as call:
                 loaded = Loaded(call.model, call.name)
                 result = eo.check(loaded, *budgets, inputs=call.inputs, kwargs=call.kwargs, measure=measure, **options)
     if wants_json():
@@ -276,7 +261,7 @@ def prune(
         if layer in ratios:
             raise InvalidInput(f"--ratio gives {layer or 'all layers'} two ratios, {ratios[layer]:g} and {share:g}")
         ratios[layer] = share
-    with loaded_call(_source(model), inputs) as call:
+    with shared.loaded_call(_source(model), inputs) as call:
         if weights is not None:
             compress.load_weights(call.model, weights)
         pruned = compress.prune(
@@ -363,7 +348,7 @@ def convert(
     is_quantized = precision in ("int8", "int4")
     runtime, folder, filename = _destination(output, runtime, model)
     source = _source(model, (".onnx", ".pt2") if is_quantized else (".pt2",))
-    with loaded_call(source, inputs) as call:
+    with shared.loaded_call(source, inputs) as call:
         try:
             converted = convert_model(
                 call.model,
@@ -376,7 +361,7 @@ def convert(
                 output=folder,
                 filename=filename,
                 keep_float="auto" if keep_float == ["auto"] else keep_float or (),
-                verify_on=None if verify_on is None else load_batches(verify_on),
+                verify_on=None if verify_on is None else shared.load_batches(verify_on),
                 # A file in float may be for another machine: what it runs in on this one is shown, not required.
                 require_precision=is_quantized,
                 max_difference=max_difference,
@@ -437,14 +422,14 @@ def _destination(output: Path, runtime: str | None, model: str) -> tuple[str, Pa
     return runtime or endings[output.suffix], output.parent, output.name
 
 
-def _calibration(reference: str | None, call: LoadedCall, count: int) -> Iterable[Any] | None:
+def _calibration(reference: str | None, call: shared.LoadedCall, count: int) -> Iterable[Any] | None:
     """Return the batches that a reference names, or noise."""
     if reference is None:
         return None
     if reference != "random":
-        return load_batches(reference)
+        return shared.load_batches(reference)
     print_status("calibrated on noise: agreement and accuracy of this file say nothing about real inputs")
-    return random_batches(call.inputs or [], call.kwargs, min(count, 4))
+    return shared.random_batches(call.inputs or [], call.kwargs, min(count, 4))
 
 
 def _check_agreement(top1: float | None, min_agreement: float | None) -> None:

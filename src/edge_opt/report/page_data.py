@@ -348,7 +348,7 @@ _IN_FRONT = (
 
 def _candidate_columns(sweep: SweepResult) -> list[dict[str, str]]:
     """Return the columns of the table of candidates: those of the files that have a title, and some of its own."""
-    figures = []
+    titled = []
     kinds = list({trial.metrics.target_kind for trial in sweep.trials if trial.metrics and trial.metrics.target})
     for column in TRIAL_COLUMNS:
         header, kind = column_title(column, sweep), _PAGE_KINDS.get(column.kind, column.kind)
@@ -363,8 +363,8 @@ def _candidate_columns(sweep: SweepResult) -> list[dict[str, str]]:
             kind, unit = (
                 ("number", " (KiB)") if is_kib else (kind, f" ({column.unit})" if column.kind == "rate" else "")
             )
-            figures.append((column.name, header + unit, kind))
-    every = {it[0]: it for it in (*_FIRST, *figures, *_LAST)}
+            titled.append((column.name, header + unit, kind))
+    every = {it[0]: it for it in (*_FIRST, *titled, *_LAST)}
     ordered = {name: every[name] for name in _IN_FRONT if name in every} | every
     return [{"name": name, "header": header, "kind": kind} for name, header, kind in ordered.values()]
 
@@ -399,7 +399,7 @@ def _sweep(sweep: SweepResult) -> dict[str, Any]:
 
 def _winners(sweep: SweepResult) -> dict[str, Any] | None:
     """Return the winner of each target as a table of texts; None where there are not several."""
-    table = winner_table(sweep.winners) if sweep.winners else ()
+    table = winner_table(sweep.winners)
     rows = [[cell.text for cell in row] for row in zip(*(item.cells for item in table), strict=True)]
     return {"headers": [item.header for item in table], "rows": rows} if rows else None
 

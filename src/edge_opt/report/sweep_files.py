@@ -306,18 +306,18 @@ def conclusion(result: SweepResult, file: str | Path | None = None, report: Path
     more = f"; {_SHOWN} rows of {len(rows)} shown, all in sweep_results.csv" if len(rows) > _SHOWN else ""
     ship, _, figures = answer(result, file).replace("`", "").partition(" ")
     parts = "" if result.speedup is None else breakdown(result.speedup)
-    notes: list[Note] = [(ship, figures), ("Why", result.recommendation if result.best else "")]
-    notes += [("Undecided", text) for text in _undecided_lines(result)]
-    if result.speedup is not None:
-        notes.append(("Breakdown" if parts else "Speedup", f"{parts}{'; ' * bool(parts)}{conditions(result)}"))
-    notes += [
+    notes = (
+        (ship, figures),
+        ("Why", result.recommendation if result.best else ""),
+        ("Undecided", _undecided_text(result)),
+        ("Breakdown" if parts else "Speedup", f"{parts}{'; ' * bool(parts)}{conditions(result)}"),
         ("Constraints", ", ".join(result.constraints)),
         ("Skipped", result.skipping),
         ("Report", "" if report is None else str(report)),
-    ]
+    )
     return Sheet(
         f"{result.name}: {len(result.trials)} candidates, {counts}{more}",
-        (_trial_table(result, rows[:_SHOWN]), *([winner_table(result.winners)] if result.winners else [])),
+        (_trial_table(result, rows[:_SHOWN]), winner_table(result.winners)),
         tuple(note for note in notes if note[1]),
     )
 
@@ -335,18 +335,18 @@ def winner_table(winners: Sequence[TargetWinner]) -> Table:
     )
 
 
-def _undecided_lines(result: SweepResult) -> list[str]:
+def _undecided_text(result: SweepResult) -> str:
     """Return the candidates that may keep the budgets, beside the winner, and which one to time on the board."""
     others = [trial for trial in result.undecided if trial.candidate.key != result.best]
     if not others:
-        return []
+        return ""
     listed = (
         f"{trial.candidate.title} ({'unknown' if trial.probability is None else f'{100 * trial.probability:.0f} %'})"
         for trial in others[:3]
     )
     first = result.undecided[0].candidate.key
     decide = f"time {first} on {result.target}: --measure-on USER@HOST, or --set target_times.{first}=MS"
-    return [f"may keep the budgets: {', '.join(listed)}; to decide, {decide}"]
+    return f"may keep the budgets: {', '.join(listed)}; to decide, {decide}"
 
 
 @sheet(SweepResult, brief=conclusion)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, ClassVar, Protocol, cast
+from threading import Event
+from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 from edge_opt import __version__
@@ -34,6 +35,9 @@ CONNECT_WITHIN_S = 30.0
 # The topic of Dask under which workers send notices for the user.
 _TOPIC = "edge-opt"
 Files = dict[str, bytes]
+Built = Generator[tuple[Candidate, Outcome], None, None]
+# Calls that threads of workers ask the caller's thread to make.
+Calls = SimpleQueue[Callable[[], object]]
 
 
 @record
@@ -75,24 +79,6 @@ class JobSpec:
         return outcome
 
 
-class Builders(Protocol):
-    """Builds candidates: here one after the other, here side by side, or on other machines."""
-
-    @property
-    def is_sequential(self) -> bool:
-        """Whether each candidate is measured before the next is built, not after all of them."""
-        ...
-
-    def build(
-        self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]
-    ) -> Generator[tuple[Candidate, Outcome], None, None]:
-        """Yield each candidate with its outcome when it is ready; its files are in its folder then.
-
-        `begin` is called before each attempt at a candidate, in the thread of the caller.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class LocalBuilders:
     """Builds on this machine, in `workers` processes side by side.
@@ -112,15 +98,17 @@ class LocalBuilders:
 
     @property
     def is_sequential(self) -> bool:
+        """Whether each candidate is measured before the next is built, not after all of them."""
         return self.workers == 1
 
-    def build(
-        self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]
-    ) -> Generator[tuple[Candidate, Outcome], None, None]:
+    def build(self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]) -> Built:
+        """Yield each candidate with its outcome when it is ready; its files are in its folder then.
+
+        `begin` is called before each attempt at a candidate, in the thread of the caller.
+        """
         waiting = list(reversed(candidates))
-        # Calls that threads of workers ask the caller's thread to make.
-        calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        stopped = threading.Event()
+        calls: Calls = SimpleQueue()
+        stopped = Event()
         running: dict[Future[Outcome], tuple[Candidate, Isolation]] = {}
         with ExitStack() as stack:
             more = range(1, min(self.workers, len(waiting)))
@@ -133,13 +121,9 @@ class LocalBuilders:
                         candidate, isolation = waiting.pop(), idle.pop()
                         begin(candidate)
                         recreate_folder(self.folder_of(candidate))
-
-                        def on_wait(holder: str) -> None:
-                            calls.put(partial(self.tell, Notice(f"waiting to build: {holder}")))
-
                         on_retry = partial(calls.put, partial(begin, candidate))
                         # A copy of the context, so that the thread reports to the display of the sweep.
-                        build = partial(self._build, candidate, isolation, on_wait, on_retry, stopped.is_set)
+                        build = partial(self._build, candidate, isolation, calls, on_retry, stopped)
                         future = pool.submit(copy_context().run, build)
                         running[future] = candidate, isolation
                     finished = wait(running, _POLL_S, FIRST_COMPLETED).done
@@ -158,17 +142,12 @@ class LocalBuilders:
                     wait(running, _POLL_S)
 
     def _build(
-        self,
-        candidate: Candidate,
-        isolation: Isolation,
-        on_wait: Callable[[str], None],
-        on_retry: Callable[[], None],
-        is_stopped: Callable[[], bool],
+        self, candidate: Candidate, isolation: Isolation, calls: Calls, on_retry: Callable[[], None], stopped: Event
     ) -> Outcome:
         """Build one candidate, in the thread of a worker."""
         folder = self.folder_of(candidate)
-        with build_lock(on_wait):
-            return self.spec.run(isolation, "build", (candidate, folder), folder, on_retry, is_stopped)
+        with build_lock(lambda holder: calls.put(partial(self.tell, Notice(f"waiting to build: {holder}")))):
+            return self.spec.run(isolation, "build", (candidate, folder), folder, on_retry, stopped.is_set)
 
 
 def recreate_folder(folder: Path) -> Path:
@@ -203,9 +182,7 @@ class RemoteBuilders:
         with self._connected():
             pass
 
-    def build(
-        self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]
-    ) -> Generator[tuple[Candidate, Outcome], None, None]:
+    def build(self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]) -> Built:
         if not candidates:
             return
         from distributed import as_completed
@@ -266,6 +243,10 @@ class RemoteBuilders:
         for name, content in files.items():
             write_whole(folder / name, content)
         return cast(Outcome, outcome)
+
+
+# Candidates are built here one after the other, here side by side, or on other machines.
+Builders = LocalBuilders | RemoteBuilders
 
 
 def check_scheduler(address: str, insecure: bool) -> None:
