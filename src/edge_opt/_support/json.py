@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -99,6 +99,11 @@ def from_plain(cls: type[T], data: Any) -> T:
         return cast(T, _codec(cast(Any, cls))[1](data))
     except _FieldError as error:
         raise UnreadableProfile(error.sentence()) from None
+
+
+def dumps_document(kind: str, version: int, plain: Mapping[str, Any]) -> str:
+    """Return a JSON document: the name of its format, the version of that, then plain values."""
+    return json.dumps({"format": kind, "schema_version": version, **plain}, indent=1, allow_nan=False) + "\n"
 
 
 def dumps_rows(value: Any, indent: str = "") -> str:

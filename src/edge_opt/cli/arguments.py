@@ -44,6 +44,11 @@ def option(default: Any, names: str, help: str) -> Any:  # noqa: A002  # as type
     return Option(default, *flags, metavar=None if words == flags else words[-1], help=help)
 
 
+def argument(metavar: str, help: str, default: Any = ...) -> Any:  # noqa: A002  # as typer calls it
+    """Return an argument by its name and its text in the help, and its default; without one it is required."""
+    return Argument(default, metavar=metavar, help=help)
+
+
 ModelArgument = Annotated[str, Argument(metavar="MODEL", help=f"{MODEL_FORMS}.")]
 Inputs = Annotated[
     list[str] | None,
@@ -103,10 +108,7 @@ def read_arguments(inputs: Sequence[str], batch: int | None = None) -> Arguments
     references = [text for text in tensors if not _INPUT.fullmatch(text) and _REFERENCE.fullmatch(text)]
     if references and (len(tensors) > 1 or batch is not None):
         raise InvalidInput(f"--inputs {references[0]} makes every input; drop --batch and the other --inputs")
-    positional: list[Any] = []
-    named: dict[str, Any] = {}
-    if references:
-        positional, named = _referenced_inputs(references[0])
+    positional, named = _referenced_inputs(references[0]) if references else ([], {})
     for text in tensors if not references else ():
         name, spec = _input(text, batch)
         if name is None:
@@ -182,16 +184,16 @@ def _with_example(arguments: Arguments, loaded: Loaded) -> tuple[list[Any], dict
         raise InvalidInput(f"{loaded.name} needs the shape of each of its inputs; add -i {GRAMMAR}")
     print_status("no --inputs given: using those of the file")
     positional, named = list(loaded.example[0]), {**loaded.example[1], **arguments.named}
-    if batch is None:
-        return positional, named
     return (
         [_rebatched(value, batch) for value in positional],
         {key: _rebatched(value, batch) for key, value in named.items()},
     )
 
 
-def _rebatched(value: Any, batch: int) -> Any:
-    """Return the spec of a tensor with another first dimension; anything else as it is."""
+def _rebatched(value: Any, batch: int | None) -> Any:
+    """Return the spec of a tensor with another first dimension; anything else as it is, as without a batch."""
+    if batch is None:
+        return value
     import torch
 
     from edge_opt.trace.inputs import InputSpec

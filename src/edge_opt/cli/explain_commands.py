@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from typer import Argument, Option
+from typer import Option
 
 from edge_opt.cli import arguments as shared
-from edge_opt.cli.arguments import is_candidate, is_profile, loaded_call, option, random_batches, read_profile
+from edge_opt.cli.arguments import argument, is_candidate, is_profile, loaded_call, option, random_batches, read_profile
 from edge_opt.cli.shell import print_record, print_status, refuse_unused
 from edge_opt.errors import InvalidInput
 
@@ -27,14 +27,11 @@ _MIN_TIME_S = 0.5
 
 
 def explain(
-    models: Annotated[
-        list[str],
-        Argument(
-            metavar="A B",
-            help="Models, conversions of them (net.py:Net@int8, net.py:Net@fp32:openvino), .onnx, .tflite or .pte "
-            "files, rows of a sweep (RUN#CANDIDATE), or saved profiles (.json).",
-        ),
-    ],
+    models: list[str] = argument(
+        "A B",
+        "Models, conversions of them (net.py:Net@int8, net.py:Net@fp32:openvino), .onnx, .tflite or .pte files, rows "
+        "of a sweep (RUN#CANDIDATE), or saved profiles (.json).",
+    ),
     inputs: shared.Inputs = None,
     batch: shared.Batch = None,
     target: shared.Target = None,
@@ -51,8 +48,9 @@ def explain(
     """
     if len(models) != 2:
         raise InvalidInput(f"{len(models)} models given; name two: edge-opt explain A B")
-    if all(map(is_profile, models)):
-        refuse_unused("on saved profiles, which are not run", "inputs", "batch", *["threads"] * (target is None))
+    are_saved = all(map(is_profile, models))
+    refuse_unused("on saved profiles, which are not run", "inputs", "batch", when=are_saved)
+    refuse_unused("on saved profiles, which are not run", "threads", when=are_saved and target is None)
     if target is not None:
         result = explained_on_target(models, inputs, batch, target, threads)
     else:
@@ -156,6 +154,5 @@ def reconcile(
     """
     import edge_opt as eo
 
-    if is_profile(model):
-        refuse_unused("on a saved profile", "inputs", "batch")
+    refuse_unused("on a saved profile", "inputs", "batch", when=is_profile(model))
     print_record(eo.reconcile(read_profile(model, False, inputs, batch), tool), "reconciliation")

@@ -6,17 +6,16 @@ import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
-from typer import Argument
 
 from edge_opt._support.json import to_plain
 from edge_opt._support.progress import report_progress
 from edge_opt.boards.battery import battery_joules, interval_seconds
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS, parse_budget
 from edge_opt.cli import arguments as shared
-from edge_opt.cli.arguments import LoadedCall, loaded_call, measuring, named_object, option, split_threads
+from edge_opt.cli.arguments import LoadedCall, argument, loaded_call, measuring, named_object, option, split_threads
 from edge_opt.cli.shell import (
     NOT_SATISFIED,
     not_satisfied,
@@ -81,12 +80,9 @@ def profile(
     if wants_json() and (level, depth, sort, top) != (None, None, None, None):
         raise InvalidInput("--json prints the whole profile; drop it, or drop --level, --depth, --sort and --top")
     _check_battery(battery, every, target)
-    if not measure:
-        refuse_unused("without --measure", "min_time")
-    if battery is None:
-        refuse_unused("without --battery", "idle_uw")
-    if model.lower().endswith(MODEL_FILES):
-        refuse_unused("on a file, whose mode is fixed", "mode")
+    refuse_unused("without --measure", "min_time", when=not measure)
+    refuse_unused("without --battery", "idle_uw", when=battery is None)
+    refuse_unused("on a file, whose mode is fixed", "mode", when=model.lower().endswith(MODEL_FILES))
     check_view(shown := cast("Level", level or "modules"), depth, sort, top)
     for path in output or []:
         _ = _is_view_of_file(path, model) or writer_for(ModelProfile, path)
@@ -226,8 +222,7 @@ def train_cost(
     from edge_opt.report.training_tables import training_sheet
 
     limit = None if budget is None else parse_budget(budget, _PEAK_MEMORY)
-    if largest_batch:
-        refuse_unused("with --largest-batch", "suggest", "top", "output")
+    refuse_unused("with --largest-batch", "suggest", "top", "output", when=largest_batch)
     for path in output or []:
         writer_for(TrainingStep, path)
     with loaded_call(model, inputs, batch) as call:
@@ -294,7 +289,7 @@ _WEIGHTS = "Format: q4_k_m, q8_0, fp16, int4, ...; repeatable, or with commas. D
 
 
 def llm(
-    model: Annotated[str, Argument(metavar="MODEL", help=_MODEL)],
+    model: str = argument("MODEL", _MODEL),
     weights: list[str] | None = option(None, "-w, --weights FORMATS", _WEIGHTS),
     context: int | None = option(None, "-c, --context N", "Positions in the key-value cache at the end."),
     prompt: int | None = option(None, "-p, --prompt N", "Tokens of the prompt."),
@@ -322,10 +317,9 @@ def llm(
     import edge_opt as eo
     from edge_opt.records.serving import ServingComparison
 
-    if not target and split is None:
-        refuse_unused("without --target", "engine", "threads")
-    if not target and ram is None and split is None:
-        refuse_unused("without --target or --ram", "strict")
+    is_anywhere = not target and split is None
+    refuse_unused("without --target", "engine", "threads", when=is_anywhere)
+    refuse_unused("without --target or --ram", "strict", when=is_anywhere and ram is None)
     for path in output or []:
         writer_for(ServingComparison, path)
     # What the user's own code prints goes to stderr: stdout holds results only.

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from edge_opt._support.files import write_whole
 from edge_opt._support.progress import report_progress
-from edge_opt.cli.arguments import option, read_arguments
+from edge_opt.cli.arguments import argument, option, read_arguments
 from edge_opt.cli.shell import (
     Command,
     not_satisfied,
@@ -49,7 +49,7 @@ RetryFailed = Annotated[bool, Option("--retry-failed", help="Try failed candidat
 
 
 def init(
-    path: Annotated[Path, Argument(metavar="[FILE]", help="File to write.")] = Path("edge-opt.yaml"),
+    path: Path = argument("[FILE]", "File to write.", Path("edge-opt.yaml")),
     force: bool = option(False, "--force", "Replace a file that exists."),
 ) -> None:
     """Write a configuration with every key, its default and what it is for.
@@ -108,9 +108,7 @@ def spread(arguments: Sequence[str], option: str) -> list[str]:
 
 
 def run(
-    config: Annotated[
-        Path | None, Argument(metavar="[CONFIG]", help="YAML file of `edge-opt init`. Default: the bundled demo.")
-    ] = None,
+    config: Path | None = argument("[CONFIG]", "YAML file of `edge-opt init`. Default: the bundled demo.", None),
     settings: list[str] | None = option(
         None, "--set KEY=VALUE", "Set one key: epochs=3, model.conv1_channels=8; repeatable."
     ),
@@ -171,10 +169,8 @@ def run(
 
 
 def _check_scheduler(scheduler: str | None) -> None:
-    if scheduler is None:
-        refuse_unused("without --scheduler", "insecure")
-    else:
-        refuse_unused("with --scheduler, which has workers of its own", "workers")
+    refuse_unused("without --scheduler", "insecure", when=scheduler is None)
+    refuse_unused("with --scheduler, which has workers of its own", "workers", when=scheduler is not None)
 
 
 def _print_conclusion(result: SweepResult, folder: Path) -> None:
@@ -192,7 +188,7 @@ def _check_accepted(results: Iterable[SweepResult]) -> None:
 
 
 def sweep(
-    model: Annotated[str, Argument(metavar="MODEL", help="Trained: net.py:trained, torchvision:NAME, timm:NAME.")],
+    model: str = argument("MODEL", "Trained: net.py:trained, torchvision:NAME, timm:NAME."),
     data: str = option(..., "FILE.py:LOADERS", "Function that returns loaders by name (required)."),
     inputs: list[str] | None = option(
         None, "-i, --inputs SHAPE", "Batch to time. Default: the first validation batch."
@@ -284,9 +280,7 @@ def _levels(prune: str) -> list[float] | str:
         raise InvalidInput(f"--prune is {prune!r}; write shares such as 0,0.25,0.5, or auto") from error
 
 
-def status(
-    folder: Annotated[Path, Argument(metavar="DIR", help="Output folder of `edge-opt run` or `sweep`.")],
-) -> None:
+def status(folder: Path = argument("DIR", "Output folder of `edge-opt run` or `sweep`.")) -> None:
     """Show how far the sweep in a folder is, who runs it, and the best candidate so far.
 
     \b
@@ -300,10 +294,7 @@ def status(
 
 
 def report(
-    sources: Annotated[
-        list[Path],
-        Argument(metavar="DIR...", help="Runs, folders of runs, a profile or sweep (.json), or a model file."),
-    ],
+    sources: list[Path] = argument("DIR...", "Runs, folders of runs, a profile or sweep (.json), or a model file."),
     target: list[str] | None = option(None, "-t, --target NAME", "Device to show rooflines of; repeatable."),
     title: str | None = option(None, "TEXT", "Heading of the page. Default: the model."),
     output: Path | None = option(

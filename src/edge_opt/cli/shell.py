@@ -102,15 +102,16 @@ def _group(param: Any) -> str:
 _NEVER_TRUSTED = (".onnx", ".tflite", ".gguf", ".json")
 
 
-def refuse_unused(reason: str, *names: str) -> None:
+def refuse_unused(reason: str, *names: str, when: bool = True) -> None:
     """Refuse options that were written on the command line and have no effect.
 
     Args:
         reason: Why, such as "without --measure".
         names: Parameters of the command.
+        when: Whether the reason holds.
     """
     context = _meta.get()[_CONTEXT]
-    for name in names:
+    for name in names if when else ():
         sources = [each.get_parameter_source(name) for each in (context, context.parent)]
         if any(source is not None and source.name == "COMMANDLINE" for source in sources):
             raise InvalidInput(f"--{name.replace('_', '-')} has no effect {reason}; drop it")
@@ -127,8 +128,9 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         ctx.meta[_CONTEXT] = ctx
         named = [str(ctx.params[param.name]) for param in self.params if param.name in ("model", "subject")]
-        if named and named[0].lower().endswith(_NEVER_TRUSTED):
-            refuse_unused(f"on {named[0]}, which is read without executing code", "trust")
+        model = next(iter(named), "")
+        is_data = model.lower().endswith(_NEVER_TRUSTED)
+        refuse_unused(f"on {model}, which is read without executing code", "trust", when=is_data)
         return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
-from typer import Argument
 
 from edge_opt._support.files import own_folder
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TABLE, configured_budgets, parse_budgets, parse_increase
 from edge_opt.cli import arguments as shared
-from edge_opt.cli.arguments import option
+from edge_opt.cli.arguments import argument, option
 from edge_opt.cli.shell import (
     NOT_SATISFIED,
     not_satisfied,
@@ -26,7 +25,8 @@ from edge_opt.cli.shell import (
 )
 from edge_opt.errors import ExportFailed, InvalidInput
 from edge_opt.loading import MODEL_FILES, Loaded
-from edge_opt.report.comparison import SORT_KEYS, check_choice
+from edge_opt.report.comparison import SORT_KEYS
+from edge_opt.report.table import check_choice
 from edge_opt.runtimes.registry import find_runtime, runtime_names, runtimes_by_ending
 from edge_opt.units import percent
 
@@ -56,13 +56,9 @@ def _compare_candidates(references: Sequence[str]) -> ModelComparison:
 
 
 def compare(
-    models: Annotated[
-        list[str],
-        Argument(
-            metavar="A B [C...]",
-            help=f"Saved profiles (.json), candidates of sweeps ({_CANDIDATE}), or models: {shared.MODEL_FORMS}.",
-        ),
-    ],
+    models: list[str] = argument(
+        "A B [C...]", f"Saved profiles (.json), candidates of sweeps ({_CANDIDATE}), or models: {shared.MODEL_FORMS}."
+    ),
     inputs: shared.Inputs = None,
     batch: shared.Batch = None,
     measure: bool = option(False, "--measure", "Run the models too, and compare their latency."),
@@ -92,7 +88,7 @@ def compare(
         raise InvalidInput(f"only {models[0]!r} was given; name at least two profiles or models to compare")
     if wants_json() and (sort is not None or top is not None or everything):
         raise InvalidInput("--json prints the whole comparison; drop it, or drop --sort, --top and --all")
-    check_choice(sort, top)
+    check_choice(SORT_KEYS, sort, top)
     for path in output or []:
         writer_for(ModelComparison, path)
     if any(map(shared.is_candidate, models)):
@@ -100,10 +96,8 @@ def compare(
             raise InvalidInput("candidates were measured in their sweep; drop --measure, --inputs and --batch")
         comparison = _compare_candidates(models)
     else:
-        if all(map(shared.is_profile, models)):
-            refuse_unused("on saved profiles", "inputs", "batch", "measure")
-        if not measure:
-            refuse_unused("without --measure", "min_time")
+        refuse_unused("on saved profiles", "inputs", "batch", "measure", when=all(map(shared.is_profile, models)))
+        refuse_unused("without --measure", "min_time", when=not measure)
         with shared.measuring(measure, min_time, threads) as options:
             profiles = [shared.read_profile(model, options, inputs, batch) for model in models]
         # A saved profile is shown by its own name and its file, a model as it was named.
@@ -116,7 +110,7 @@ def compare(
 
 
 def check(
-    subject: Annotated[str, Argument(metavar="PROFILE|MODEL", help=f"Saved profile (.json), or {shared.MODEL_FORMS}.")],
+    subject: str = argument("PROFILE|MODEL", f"Saved profile (.json), or {shared.MODEL_FORMS}."),
     inputs: shared.Inputs = None,
     batch: shared.Batch = None,
     budget: list[str] | None = option(
@@ -156,16 +150,13 @@ def check(
     budgets, increases = _limits(budget or [], max_increase or [], baseline is not None)
     if shared.is_profile(subject) and baseline is not None and not shared.is_profile(baseline):
         raise InvalidInput(f"--baseline {baseline} is a model, and {subject} is a profile; give two of a kind")
-    names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
-    needs_run = any(PROFILE_METRICS[name].is_measured for name in names) and not shared.is_profile(subject)
-    if shared.is_profile(subject):
-        refuse_unused("on a saved profile", "inputs", "batch")
-    if not needs_run:
-        refuse_unused("without a budget on a measured figure of a model", "min_time")
-    if not any(PROFILE_METRICS[name].is_trained for name in names):
-        refuse_unused("without a budget on a training step", "optimizer")
-    if not any(PROFILE_METRICS[name].is_predicted for name in names):
-        refuse_unused("without a budget on a figure of it, such as predicted_ms", "target")
+    limited = [PROFILE_METRICS[it.metric] for it in budgets] + [PROFILE_METRICS[it.metric] for it in increases]
+    is_trained, is_predicted = any(it.is_trained for it in limited), any(it.is_predicted for it in limited)
+    needs_run = any(it.is_measured for it in limited) and not shared.is_profile(subject)
+    refuse_unused("on a saved profile", "inputs", "batch", when=shared.is_profile(subject))
+    refuse_unused("without a budget on a measured figure of a model", "min_time", when=not needs_run)
+    refuse_unused("without a budget on a training step", "optimizer", when=not is_trained)
+    refuse_unused("without a budget on a figure of it, such as predicted_ms", "target", when=not is_predicted)
     here, there = shared.split_threads(threads, needs_run, target)
     options: dict[str, Any] = {
         "baseline": baseline,
@@ -249,10 +240,8 @@ def prune(
         raise InvalidInput("nothing says how much to prune; add --ratio 0.5, --macs-target 0.5 or --latency-target 0.5")
     if latency_target is not None and target is None:
         raise InvalidInput("--latency-target requires --target: a device, a calibration file or host")
-    if importance != "random":
-        refuse_unused("without --importance random", "seed")
-    if not (macs_target or latency_target):
-        refuse_unused("without --macs-target or --latency-target", "strict")
+    refuse_unused("without --importance random", "seed", when=importance != "random")
+    refuse_unused("without --macs-target or --latency-target", "strict", when=not (macs_target or latency_target))
     from edge_opt import compress
 
     ratios: dict[str, float] = {}
@@ -384,15 +373,11 @@ def _check_convert(
 ) -> None:
     if min_agreement is not None and not 0 <= min_agreement <= 1:
         raise InvalidInput(f"--min-agreement is {min_agreement}; it is a share from 0 to 1, such as 0.99")
-    if is_written:
-        unused = "inputs precision scheme keep_float calibration calibration_batches verify_on max_difference"
-        refuse_unused("on a .tflite file, which is not converted again", *unused.split(), "min_agreement")
-    if not is_firmware:
-        refuse_unused("without --runtime tflm", "core")
-    if precision != "int8":
-        refuse_unused("without --precision int8", "scheme")
-    if calibration is None:
-        refuse_unused("without --calibration", "calibration_batches")
+    unused = "inputs precision scheme keep_float calibration calibration_batches verify_on max_difference min_agreement"
+    refuse_unused("on a .tflite file, which is not converted again", *unused.split(), when=is_written)
+    refuse_unused("without --runtime tflm", "core", when=not is_firmware)
+    refuse_unused("without --precision int8", "scheme", when=precision != "int8")
+    refuse_unused("without --calibration", "calibration_batches", when=calibration is None)
 
 
 def _write_firmware(model: str, output: Path, core: str) -> str:

@@ -11,7 +11,7 @@ from edge_opt.boards.fused_layers import passes
 from edge_opt.boards.ratios import PredictedVariant, predict_variant, ratio_of
 from edge_opt.boards.targets import Target
 from edge_opt.errors import InvalidInput
-from edge_opt.explanation.helpful_changes import helpful_changes
+from edge_opt.explanation.helpful_changes import helpful_changes, layers_text
 from edge_opt.explanation.target_reasons import target_headline, target_reasons
 from edge_opt.measuring.machine import is_fast, vector_bytes
 from edge_opt.measuring.statistics import compare_latencies
@@ -452,7 +452,7 @@ def _time_changes(changes: Sequence[LayerChange]) -> Iterable[Reason]:
             rows.sort(key=lambda item: -item[0])
             seconds = sum(seconds for seconds, _ in rows)
             listed = _listed([_lag(row) if topic == "shortfall" else _times(row) for _, row in rows])
-            text = f"{what.format(_layers(len(rows)), units.duration(seconds))}, {listed}"
+            text = f"{what.format(layers_text(len(rows)), units.duration(seconds))}, {listed}"
             yield Reason(topic, text, None if topic == "time" else seconds, tuple(row.path for _, row in rows))
 
 
@@ -472,7 +472,7 @@ def _odd_widths(changes: Sequence[LayerChange], multiple: int, whose: str) -> It
         listed = [f"{path} uses {channels} of {-(-channels // multiple) * multiple}" for path, channels in odd]
         yield Reason(
             "vector width",
-            f"Channels beside multiples of {multiple}, {whose}: {_layers(len(odd))}, {_listed(listed)}; "
+            f"Channels beside multiples of {multiple}, {whose}: {layers_text(len(odd))}, {_listed(listed)}; "
             f"prune in steps of {multiple}",
             None,
             tuple(path for path, _ in odd),
@@ -484,7 +484,7 @@ def _structure(changes: Sequence[LayerChange]) -> Iterable[Reason]:
     added = tuple(row.path for row in changes if row.macs_before is None)
     for paths, what in ((removed, "before"), (added, "after")):
         if paths:
-            yield Reason("structure", f"There only {what}: {_layers(len(paths))}, {_named(paths)}", None, paths)
+            yield Reason("structure", f"There only {what}: {layers_text(len(paths))}, {_named(paths)}", None, paths)
 
 
 def _circumstances(old: ModelVariant, new: ModelVariant) -> Iterable[Reason]:
@@ -515,10 +515,6 @@ def _lag(row: LayerChange) -> str:
     macs, seconds = (row.macs_before, row.macs_after), (row.seconds_before, row.seconds_after)
     changes = [f"{((new or 0) / old - 1) * 100:+.0f} %" if old else units.DASH for old, new in (macs, seconds)]
     return f"{row.path} (MACs {changes[0]}, time {changes[1]}, {row.bottleneck}-bound)"
-
-
-def _layers(count: int) -> str:
-    return f"{count} layer" if count == 1 else f"{count} layers"
 
 
 def _named(paths: Sequence[str]) -> str:

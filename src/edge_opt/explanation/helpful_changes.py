@@ -27,6 +27,11 @@ SHOWN = 3
 _WORTH_DOING = 0.02
 
 
+def layers_text(count: int) -> str:
+    """Return a number of layers in words."""
+    return f"{count} layer" if count == 1 else f"{count} layers"
+
+
 def helpful_changes(now: PredictedVariant) -> tuple[HelpfulChange, ...]:
     """Return the changes that would help most on the target, the largest gain first; at most three.
 
@@ -92,7 +97,7 @@ def _other_layers(now: PredictedVariant) -> Iterator[HelpfulChange]:
     ]
     if odd:
         layers = tuple(path for group, _ in odd for path in group.layers)
-        text = f"Round the widths of {_layers(len(layers))} down to multiples of {multiple}"
+        text = f"Round the widths of {layers_text(len(layers))} down to multiples of {multiple}"
         yield _with_work(now, narrowed(now.profile, odd), "widths", text, layers)
     yield from _fused_activations(now)
 
@@ -132,7 +137,3 @@ def _with_work(
     variant = VariantOnPlatform(work, now.target.platform)
     changed = replace(now, variant=variant, prediction=replace(now.prediction, seconds=variant.time.seconds))
     return HelpfulChange(topic, text, ratio_of(now, changed), layers)
-
-
-def _layers(count: int) -> str:
-    return f"{count} layer" if count == 1 else f"{count} layers"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from edge_opt import units
-from edge_opt._support.json import to_plain
+from edge_opt._support.json import dumps_document, to_plain
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS
 from edge_opt.records.profiles import CheckedBudget, CheckResult, Contribution
 from edge_opt.report.comparison import figure_text
@@ -20,8 +19,7 @@ _MARKS = {"holds": "ok", "broken": "FAIL", "undecided": "?", "unknown": "FAIL"}
 
 def document(result: CheckResult) -> str:
     """Return everything, as JSON."""
-    plain = {"format": FORMAT, "schema_version": 1, "passed": result.passed, **to_plain(result)}
-    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
+    return dumps_document(FORMAT, 1, {"passed": result.passed, **to_plain(result)})
 
 
 def number(value: float) -> str:

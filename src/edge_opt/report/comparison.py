@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import Any
 
 from edge_opt import units
-from edge_opt._support.json import read_document, to_plain
-from edge_opt.errors import InvalidInput, UnreadableProfile
+from edge_opt._support.json import dumps_document, read_document, to_plain
+from edge_opt.errors import UnreadableProfile
 from edge_opt.records.profiles import ComparedFigure, ComparedLayer, FigureUnit, LayerFigures, ModelComparison
 from edge_opt.report.save import csv_text, read_record
 from edge_opt.report.sheets import Cell, Column, Note, Sheet, Table, column, sheet, signed, text_column
-from edge_opt.report.table import COLUMNS, SORT_COLUMNS
+from edge_opt.report.table import COLUMNS, SORT_COLUMNS, check_choice
 from edge_opt.text import printable
 
 FORMAT, SCHEMA_VERSION = "edge_opt.comparison", 1
@@ -55,19 +54,11 @@ def _known_keys(comparison: ModelComparison) -> list[str]:
     return [key for key in SORT_KEYS if any(_value(layer, key) is not None for layer in layers)]
 
 
-def check_choice(sort: str | None, top: int | None) -> None:
-    """Refuse what cannot be shown, before any work is done."""
-    if sort is not None and sort not in SORT_KEYS:
-        raise InvalidInput(f"cannot sort by {sort!r}; use one of {', '.join(SORT_KEYS)}")
-    if top is not None and top < 1:
-        raise InvalidInput(f"top is {top}; it must be at least 1")
-
-
 def chosen_rows(
     comparison: ModelComparison, sort: str | None = None, top: int | None = None, *, everything: bool = False
 ) -> tuple[ComparedLayer, ...]:
     """Return the layers that differ, or all of them: in order, or by the size of the difference, largest first."""
-    check_choice(sort, top)
+    check_choice(SORT_KEYS, sort, top)
 
     def largest_difference(row: ComparedLayer) -> float:
         # A layer that is not there has none of the figure.
@@ -161,19 +152,14 @@ def shown_comparison(
     titles = " or ".join(COLUMNS[SORT_COLUMNS[key]].title for key in keys)
     more = [("More", f"{hidden} layers differ, but have no {titles}: --all shows them")] if hidden else []
     layers = _layer_table(comparison, listed, sort)
-    if not (everything or top or sort) and len(listed) > _SUMMARIZED and _is_unrelated(comparison):
-        more, layers = (
-            [("More", f"{len(rows)} layers differ: --all lists them, --top 10 the largest")],
-            _types(comparison),
-        )
+    # Few layers of different architectures align.
+    shares = [comparison.aligned_share(model) for model in range(1, len(comparison.names))]
+    are_unrelated = any(share is not None and share < _RELATED for share in shares)
+    if are_unrelated and not (everything or top or sort) and len(listed) > _SUMMARIZED:
+        more = [("More", f"{len(rows)} layers differ: --all lists them, --top 10 the largest")]
+        layers = _types(comparison)
     tables = (layers, _totals_table(comparison))
     return Sheet(_title(comparison), tables, (*_notes(comparison), *more))
-
-
-def _is_unrelated(comparison: ModelComparison) -> bool:
-    """Return whether the models are different architectures: few of their layers align."""
-    shares = [comparison.aligned_share(model) for model in range(1, len(comparison.names))]
-    return any(share is not None and share < _RELATED for share in shares)
 
 
 def _types(comparison: ModelComparison) -> Table:
@@ -201,8 +187,7 @@ def _types(comparison: ModelComparison) -> Table:
 
 def document(comparison: ModelComparison) -> str:
     """Return everything, as JSON that `load_comparison` reads back exactly."""
-    plain = {"format": FORMAT, "schema_version": SCHEMA_VERSION, **to_plain(comparison)}
-    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
+    return dumps_document(FORMAT, SCHEMA_VERSION, to_plain(comparison))
 
 
 def load_comparison(path: str | os.PathLike[str]) -> ModelComparison:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
@@ -156,8 +156,22 @@ def _packed(library: Path) -> tuple[str, str, int]:
     return text, base64.b85encode(packed, pad=True).decode().replace("<", ","), len(packed)
 
 
-_PARTS = ("sensitivity", "reproducibility", "summary")
-FILES = ("profile.json", "sweep.json", *(f"{name}.json" for name in _PARTS))
+def _object(path: Path) -> dict[str, Any]:
+    data = read_document(path, InvalidInput, "run again, or remove it")
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{str(path)!r} holds a {type(data).__name__}; expected an object")
+    return data
+
+
+# How the parts of a run are read, by the names of their files.
+_READERS: dict[str, Callable[[Path], Any]] = {
+    "profile": load,
+    "sweep": load_sweep,
+    "sensitivity": lambda path: read_sensitivity(_object(path), repr(str(path))),
+    "reproducibility": _object,
+    "summary": _object,
+}
+FILES = tuple(f"{name}.json" for name in _READERS)
 
 
 def write_report(
@@ -187,16 +201,10 @@ def _parts(origin: Path) -> dict[str, Any]:
         raise InvalidInput(f"no folder or file {str(origin)!r}; `edge-opt run` and `edge-opt profile -o` write them")
     if not files:
         raise InvalidInput(f"{str(origin)!r} is not a run, and holds none of {', '.join(FILES)}; see `edge-opt run`")
-    parts: dict[str, Any] = {name: _object(files[name]) for name in _PARTS if name in files}
+    parts = {name: read(files[name]) for name, read in _READERS.items() if name in files}
     shipped = shipped_file(origin)
     if shipped is not None:
         parts["file"] = f"best/{shipped.name}"
-    if "sensitivity" in parts:
-        parts["sensitivity"] = read_sensitivity(parts["sensitivity"], repr(str(files["sensitivity"])))
-    if "profile" in files:
-        parts["profile"] = load(files["profile"])
-    if "sweep" in files:
-        parts["sweep"] = load_sweep(files["sweep"])
     return parts
 
 
@@ -251,13 +259,6 @@ def write_runs(
         name = os.path.relpath(origin.resolve(), common)
         runs.append(Run(name=name.removesuffix(".json"), source=origin, page=page.resolve(), **kept))
     return write_named(target, page_text(runs_data(runs, target.resolve().parent, title)))
-
-
-def _object(path: Path) -> dict[str, Any]:
-    data = read_document(path, InvalidInput, "run again, or remove it")
-    if not isinstance(data, dict):
-        raise InvalidInput(f"{str(path)!r} holds a {type(data).__name__}; expected an object")
-    return data
 
 
 def _text(path: Path) -> str:

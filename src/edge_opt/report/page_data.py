@@ -372,6 +372,8 @@ def _candidate_columns(sweep: SweepResult) -> list[dict[str, str]]:
 def _sweep(sweep: SweepResult) -> dict[str, Any]:
     rows = sweep_rows(sweep)
     [baseline] = sweep_rows(replace(sweep, trials=(sweep.baseline,), frontiers=()))
+    columns = winner_table(sweep.winners)
+    winners = [[cell.text for cell in row] for row in zip(*(item.cells for item in columns), strict=True)]
 
     def with_words(row: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
         energy = None if row["energy_j"] is None else row["energy_j"] / row["batch_size"]
@@ -390,18 +392,12 @@ def _sweep(sweep: SweepResult) -> dict[str, Any]:
         "columns": _candidate_columns(sweep),
         "rows": [with_words(row, trial) for row, trial in zip(rows, sweep.trials, strict=True)],
         "baseline": with_words(baseline, sweep.baseline),
-        "winners": _winners(sweep),
+        # The winner of each target as a table of texts; None where there are not several.
+        "winners": {"headers": [item.header for item in columns], "rows": winners} if winners else None,
         "violations": [[to_plain(item) for item in trial.violations] for trial in sweep.trials],
         "axes": axes_data(sweep, [baseline, *rows]),
         "frontiers": frontiers(sweep),
     }
-
-
-def _winners(sweep: SweepResult) -> dict[str, Any] | None:
-    """Return the winner of each target as a table of texts; None where there are not several."""
-    table = winner_table(sweep.winners)
-    rows = [[cell.text for cell in row] for row in zip(*(item.cells for item in table), strict=True)]
-    return {"headers": [item.header for item in table], "rows": rows} if rows else None
 
 
 def _explanation(explanation: Explanation) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from edge_opt.report.table import (
     SORT_COLUMNS,
     ProfileNode,
     ProfileRow,
+    check_choice,
     columns,
     combined,
     cut,
@@ -117,10 +118,7 @@ def check_view(level: str, depth: int | None, sort: str | None, top: int | None)
         raise InvalidInput(f"depth is {depth}; it must be 0 (the model alone) or more")
     if depth is not None and level != "modules":
         raise InvalidInput(f"depth folds the tree of modules, and the level is {level!r}; drop one of the two")
-    if top is not None and top < 1:
-        raise InvalidInput(f"top is {top}; it must be at least 1")
-    if sort is not None and sort not in SORT_COLUMNS:
-        raise InvalidInput(f"cannot sort by {sort!r}; use one of {', '.join(SORT_COLUMNS)}")
+    check_choice(SORT_COLUMNS, sort, top)
 
 
 def _sorted_by(key: str, profile: ModelProfile) -> Callable[[ProfileRow], float]:

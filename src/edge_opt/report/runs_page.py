@@ -189,8 +189,7 @@ def _verdict(runs: Sequence[Run]) -> list[str]:
             "The runs were timed at different moments. Speedups inside a run are from interleaved measurements; small "
             "differences between runs may be drift of the machine."
         )
-    scored = [run for run in runs if run.sweep]
-    empty = [run.name for run in scored if run.sweep and not run.sweep.accepted]
+    empty = [run.name for run in runs if run.sweep and not run.sweep.accepted]
     if empty:
         sentences.append(f"Nothing was accepted in {', '.join(empty)}.")
     return sentences

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from edge_opt import units
-from edge_opt._support.json import to_plain
+from edge_opt._support.json import dumps_document, to_plain
 from edge_opt.records.serving import (
     SERVING_FORMAT,
     ServingComparison,
@@ -32,9 +31,7 @@ def serving_document(reports: Reports) -> str:
         return {**to_plain(report), "memory": memory}
 
     # 0.2 wrote "version".
-    document = {"format": SERVING_FORMAT, "schema_version": VERSION, "version": VERSION}
-    document["reports"] = [plain(report) for report in reports]
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+    return dumps_document(SERVING_FORMAT, VERSION, {"version": VERSION, "reports": [plain(it) for it in reports]})
 
 
 @sheet(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -201,6 +201,14 @@ def columns(level: str) -> tuple[ProfileColumn, ...]:
     if level not in LEVELS:
         raise InvalidInput(f"unknown level {level!r}; it is one of {', '.join(LEVELS)}")
     return tuple(column for column in _COLUMNS if level in column.levels)
+
+
+def check_choice(keys: Collection[str], sort: str | None, top: int | None) -> None:
+    """Refuse an order or a number of rows that a table cannot have, before any work is done."""
+    if sort is not None and sort not in keys:
+        raise InvalidInput(f"cannot sort by {sort!r}; use one of {', '.join(keys)}")
+    if top is not None and top < 1:
+        raise InvalidInput(f"top is {top}; it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from edge_opt import units
-from edge_opt._support.json import to_plain
+from edge_opt._support.json import dumps_document, to_plain
 from edge_opt.records.costs import OpCost
 from edge_opt.records.training_steps import MemoryPoint, StepTime, TrainingLayer, TrainingStep
 from edge_opt.report.profile_text import ROWS_AT_MOST
@@ -102,8 +101,7 @@ def _where(point: MemoryPoint) -> str:
 def training_document(step: TrainingStep) -> str:
     """Return the step as JSON, with the figures that follow from its fields."""
     derived = {name: getattr(step, name) for name in _DERIVED}
-    document = {"format": FORMAT, "schema_version": VERSION, "version": VERSION, **derived, **to_plain(step)}
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+    return dumps_document(FORMAT, VERSION, {"version": VERSION, **derived, **to_plain(step)})
 
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 76, 8, 644, 240

@@ -121,8 +121,6 @@ def run(
     source = ModelAndData.from_config(config)
     source.task()  # an unknown metric or loss is refused before a model is loaded, which may take minutes
     splits, untrained = _loaded(source)
-    for path in config.layer_pruning:
-        check_path(untrained, path)
     with limit_user_code(config.time_limit_s, "the first call of model, loss and metric"):
         loss = _check_trainable(source, splits, untrained)
     sources = sources_of(config, splits, untrained, config.model_reference, trains_baseline=True)
@@ -185,8 +183,6 @@ def sweep(
     source = ModelAndData.from_arguments(reference or resolve_call(model)[0], loaders, inputs, config)
     task = source.task()  # an unknown metric or loss is refused before a model is loaded, which may take minutes
     splits, original = _loaded(source)
-    for path in config.layer_pruning:
-        check_path(original, path)
     # A factory may train, or draw its weights anew, at each call: all processes get the first model.
     source = source.holding(original)
     with limit_user_code(config.time_limit_s, "the first call of model, loss and metric"):
@@ -404,7 +400,7 @@ def digest(settings: Mapping[str, Any]) -> str:
 
 
 def _loaded(source: ModelAndData) -> tuple[Splits, nn.Module]:
-    """Load the data and build the model.
+    """Load the data and build the model; refuse pruning ratios of layers that it does not have.
 
     Both may take long for good reasons, such as a download or training: only a limit that was set applies to them.
     """
@@ -413,7 +409,10 @@ def _loaded(source: ModelAndData) -> tuple[Splits, nn.Module]:
     with limit_user_code(limit_s, "loading the data"):
         splits = source.splits()
     with limit_user_code(limit_s, "building the model"):
-        return splits, source.build()
+        model = source.build()
+    for path in config.layer_pruning:
+        check_path(model, path)
+    return splits, model
 
 
 def _as_config(config: RunConfig | str | os.PathLike[str] | Mapping[str, Any]) -> RunConfig:

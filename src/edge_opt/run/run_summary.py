@@ -303,17 +303,12 @@ def _on_target(profile: ModelProfile) -> dict[str, Any] | None:
     prediction = profile.prediction
     if prediction is None:
         return None
-
-    def milliseconds(seconds: float | None) -> float | None:
-        return None if seconds is None else seconds * 1e3
-
+    times = {"": prediction.seconds, "_low": prediction.low, "_high": prediction.high}
     return {
         "device": prediction.target,
         "precision": prediction.precision,
         "basis": prediction.basis,
-        "estimated_latency_ms": milliseconds(prediction.seconds),
-        "estimated_latency_low_ms": milliseconds(prediction.low),
-        "estimated_latency_high_ms": milliseconds(prediction.high),
+        **{f"estimated_latency{end}_ms": None if time is None else time * 1e3 for end, time in times.items()},
         "bound": prediction.bound,
         "remarks": list(prediction.remarks),
     }

@@ -135,6 +135,7 @@ class Sweep:
     ) -> None:  # fmt: skip
         # Child processes get paths that hold wherever they run.
         self._root = root.absolute()
+        self._folder = partial(candidate_folder, self._root)
         self._space = space
         self._store = store
         self._options = options
@@ -216,9 +217,6 @@ class Sweep:
         if options.scheduler is None:
             return LocalBuilders(self._spec, isolation, self._folder, self._tell, max(1, options.workers))
         return RemoteBuilders(self._spec, self._folder, options.scheduler, self._tell, options.insecure)
-
-    def _folder(self, candidate: Candidate) -> Path:
-        return candidate_folder(self._root, candidate)
 
     def _judged(self, trial: Trial) -> Trial:
         """Return the trial with the violations of this run's constraints."""
