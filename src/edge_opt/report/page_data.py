@@ -236,9 +236,7 @@ def page_data(
         "written": written_with(),
         "reproducibility": standard(reproducibility) if reproducibility else None,
         "summary": standard(summary) if summary else None,
-        "others": [_totals(other) for other in ((profile, *extra_profiles) if profile else extra_profiles)]
-        if extra_profiles
-        else [],
+        "others": [_totals(other) for other in (profile, *extra_profiles) if other and extra_profiles],
     }
 
 
@@ -527,13 +525,11 @@ def _on_device(profile: ModelProfile, roofs: Sequence[DeviceRoofs], sweep: Sweep
     whole, fused = roof.total.seconds, roof.fused_total.seconds
     # The page names what bounds the prediction, so the advice follows it; the roofline answers where there is none.
     prediction = next((item for item in profile.predictions if item.target == device.spec.name and item.seconds), None)
-    bound, seconds, layers = (
-        (roof.total.bound, whole, [(item.bound, item.seconds) for item in roof.layers])
-        if prediction is None
-        else (prediction.bound, prediction.seconds, [(item.bound, item.seconds) for item in prediction.layers])
-    )
+    told = prediction or roof.total
+    bound, seconds = told.bound, told.seconds
     if seconds and bound in _CURES:
-        share = sum(part or 0.0 for kind, part in layers if kind == bound) / seconds
+        layers = (prediction or roof).layers
+        share = sum(layer.seconds or 0.0 for layer in layers if layer.bound == bound) / seconds
         spent = "lower bound" if prediction is None or prediction.basis == "roofline" else "predicted time"
         text = f"{units.percent(share)} of the {spent} is in {bound}-bound layers. {_CURES[bound]}"
         yield f"On {device.spec.title}", text

@@ -208,6 +208,9 @@ def _profile_table(profile: ModelProfile, lines: Sequence[Line], level: Level, s
         cells = tuple(Cell(printable(pick(row)), style="cyan") for row in rows)
         return Column(title, cells, "left", min_width, drop_order)
 
+    def bound(row: ProfileRow) -> str:
+        return row.predicted.bound if row.predicted and row.predicted.seconds != 0 else ""
+
     names = tuple(Cell(printable(line.label), line.guides) for line in lines)
     if is_operators:
         head = [
@@ -228,14 +231,7 @@ def _profile_table(profile: ModelProfile, lines: Sequence[Line], level: Level, s
         if profile.measurement is not None and profile.measurement.layers is not None:
             head.append(figures("measured_s"))
         if profile.prediction is not None:
-            head.append(figures("predicted_s"))
-            head.append(
-                texts(
-                    "Bound by",
-                    lambda row: row.predicted.bound if row.predicted and row.predicted.seconds != 0 else "",
-                    1,
-                )
-            )
+            head += [figures("predicted_s"), texts("Bound by", bound, 1)]
             if profile.prediction.departures:
                 head.append(texts("Engine", lambda row: row.predicted.engine if row.predicted else "", 1))
     return (

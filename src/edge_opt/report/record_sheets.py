@@ -411,11 +411,9 @@ def sensitivity_sheet(sensitivity: Sensitivity) -> Sheet:
         paths = sensitivity.spare(change)  # type: ignore[arg-type]
         if paths:
             sensitive.append(f"when {verb}: {', '.join(paths)}")
-    advice = (
-        f"do not change these, they lose most {'; '.join(sensitive)}"
-        if sensitive
-        else "no layer loses accuracy on these samples"
-    )
+    advice = f"do not change these, they lose most {'; '.join(sensitive)}"
+    if not sensitive:
+        advice = "no layer loses accuracy on these samples"
     by_reason: dict[str, list[str]] = {}
     for path, reason in sensitivity.unchanged:
         by_reason.setdefault(reason, []).append(path)

@@ -148,12 +148,8 @@ def _fault_of(profile: ModelProfile) -> str | None:
             return f"totals.{name} is not the sum of its layers"
     tensors_read = [len(signature.inputs) for signature in trace.signatures]
     for position, call in enumerate(trace.ops):
-        storages = (-1, *call.reads, *call.creates)
-        if (
-            not 0 <= call.module < len(trace.modules)
-            or not 0 <= call.signature < len(trace.signatures)
-            or max(storages) >= len(trace.storages)
-        ):
+        is_called = 0 <= call.module < len(trace.modules) and 0 <= call.signature < len(trace.signatures)
+        if not is_called or max((-1, *call.reads, *call.creates)) >= len(trace.storages):
             return f"trace.ops[{position}] points at something that is not there"
         if len(call.reads) != tensors_read[call.signature]:
             return f"trace.ops[{position}].reads has not one storage per tensor of its signature"

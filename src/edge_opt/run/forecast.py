@@ -92,12 +92,9 @@ def skipping_plan(
     plan = plan_of(candidates, forecasts, config.seed)
     if plan.skipped:
         built = sum(item.is_built for item in plan.skipped)
-        on_event(
-            Notice(
-                f"{len(plan.skipped) - built} of {len(candidates)} candidates are skipped: their predicted latency "
-                f"misses a budget with 95 % confidence; {built} such are built all the same, to check"
-            )
-        )
+        count = f"{len(plan.skipped) - built} of {len(candidates)} candidates"
+        why = "their predicted latency misses a budget with 95 % confidence"
+        on_event(Notice(f"{count} are skipped: {why}; {built} such are built all the same, to check"))
     return plan
 
 

@@ -110,9 +110,9 @@ def without_folders(text: str) -> str:
     ('net.py:Net', 'torchvision:resnet18')
     """
     path, colon, name = text.rpartition(":")
-    return (
-        f"{Path(path).name}{colon}{name}" if Path(path).is_absolute() else Path(text).name if text[:1] == "/" else text
-    )
+    if Path(path).is_absolute():
+        return f"{Path(path).name}{colon}{name}"
+    return Path(text).name if text[:1] == "/" else text
 
 
 def reproducing_command(command: Sequence[str]) -> str:

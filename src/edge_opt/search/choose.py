@@ -366,7 +366,9 @@ def retimed(trial: Trial, finals: Finals) -> Trial:
 
 
 def _same_batch(metrics: TrialMetrics, timing: Finalist) -> TrialMetrics:
-    is_proxy = metrics.energy_source.startswith("proxy")
+    energy_j = metrics.energy_j
+    if metrics.energy_source.startswith("proxy") and energy_j is not None and metrics.latency_s:
+        energy_j = energy_j * timing.seconds / metrics.latency_s
     return replace(
         metrics,
         latency_s=timing.seconds,
@@ -375,7 +377,5 @@ def _same_batch(metrics: TrialMetrics, timing: Finalist) -> TrialMetrics:
         latency_std_s=timing.std_s,
         latency_p95_s=timing.p95_s,
         throughput=metrics.batch_size / timing.seconds,
-        energy_j=metrics.energy_j * timing.seconds / metrics.latency_s
-        if is_proxy and metrics.energy_j is not None and metrics.latency_s
-        else metrics.energy_j,
+        energy_j=energy_j,
     )
