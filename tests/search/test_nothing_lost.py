@@ -105,6 +105,37 @@ def test_a_fork_server_that_still_imports_ends_with_its_parent(tmp_path: Path) -
     assert not [pid for pid in servers if psutil.pid_exists(pid)]
 
 
+BESIDE = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from edge_opt.search.isolation import Isolation, Limits, pickle_job
+from sweep_jobs import Patient
+folder = Path(sys.argv[1])
+with Isolation(["sweep_jobs", "~slow_import"]) as isolation:
+    job = pickle_job(Patient(folder / "pids"))
+    running = threading.Thread(target=isolation.run, args=(job, "train", (), folder, Limits()), daemon=True)
+    running.start()
+    while not ((folder / "imports").is_file() and (folder / "pids").is_file() and (folder / "pids").read_text()):
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_imports_beside_its_child_ends_with_its_parent_and_takes_the_child_along(tmp_path: Path) -> None:
+    lines = "import pathlib, time; pathlib.Path(__file__).with_name('imports').touch(); time.sleep(60)"
+    (tmp_path / "slow_import.py").write_text(lines, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1] / "support"), *sys.path])
+    command = [sys.executable, "-c", BESIDE, str(tmp_path)]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    pids = [int(word) for word in (tmp_path / "pids").read_text(encoding="utf-8").split()]
+    assert len(pids) == 3  # the server, its child, and what the child started
+    deadline = time.monotonic() + 3
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
 FULL = """
 import resource, sys
 from pathlib import Path

@@ -165,6 +165,19 @@ class Family:
 
 
 @dataclass(frozen=True)
+class Patient:
+    """Trains for ten minutes beside a process of its own, and says which processes there are."""
+
+    note: Path
+
+    def train(self) -> Mapping[str, Any]:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        self.note.write_text(f"{os.getppid()} {os.getpid()} {child.pid}", encoding="utf-8")
+        time.sleep(600)
+        return {}
+
+
+@dataclass(frozen=True)
 class Large(Arithmetic):
     """Writes more than a disk takes, if the candidate is pruned."""
 

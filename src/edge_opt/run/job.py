@@ -441,9 +441,9 @@ def preload(source: ModelAndData) -> list[str]:
     Data that a function of the user's loads is loaded once, in the process that children are forked from.
     """
     config = source.config
-    exporting = ["?edge_opt.runtimes.export:start_exporter"] if set(config.used_runtimes) - {"torch"} else []
+    exporting = ["~edge_opt.runtimes.export:start_exporter"] if set(config.used_runtimes) - {"torch"} else []
     # It is imported in seconds, by each process that writes a file for LiteRT.
-    exporting += ["?litert_torch"] if "litert" in config.used_runtimes else []
+    exporting += ["~litert_torch"] if "litert" in config.used_runtimes else []
     pruning = ["?torch_pruning"] if config.prunes else []
     brought = [f"?{name}" for name in _BROUGHT_ALONG if name in sys.modules]
     return [*_PRELOAD, *exporting, *pruning, *brought, *source.shared_data()]

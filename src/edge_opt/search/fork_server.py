@@ -46,7 +46,8 @@ def serve(preload: list[str]) -> None:
 
     Args:
         preload: Modules to import; `module:function` is also called, with the text behind a blank. A name with a
-            question mark in front only saves time: if it fails, children run without it.
+            question mark in front only saves time: if it fails, children run without it. One with a tilde does so
+            too, and is imported while a child trains or scores, which do not need it.
     """
     # Requests and replies use duplicated descriptors, and 0 and 1 point elsewhere: whatever an imported module prints
     # would otherwise be read as a reply.
@@ -67,26 +68,40 @@ def serve(preload: list[str]) -> None:
         if isinstance(request, list):
             sys.path[:] = request[0]
             reply = _import_all(request[1])
-            _end_with_parent(0)
+            # Instead of the signal that ends a process which cannot tell a thread's end from its parent's.
+            _end_with_parent(_PARENT_ENDED)
+            _end_orphan(parent)
             _reply(replies, reply)
             if "ready" not in reply:
                 return
         else:
-            _fork(request, requests.fileno(), replies, woken, waker)
+            *child, needs_all = request
+            if needs_all:
+                _import_later(len(_later))
+            _fork(tuple(child), requests.fileno(), replies, woken, waker)
         try:
             # Paths and bytes only: what a job is made of is unpickled in the child.
             request = pickle.load(requests)
         except (EOFError, pickle.UnpicklingError):
             os._exit(0)  # the parent has closed the pipe, or died while it wrote; to end as usual takes a second
-        if isinstance(request, list):
-            # While it imports, it does not read its pipe.
-            _end_with_parent(_PARENT_ENDED)
-            _end_orphan(parent)
+
+
+# What is to be imported while a child runs, and that child.
+_later: list[str] = []
+_children: list[int] = []
+
+
+def _import_later(count: int) -> None:
+    """Import that many of the names that wait for it."""
+    _import_all([_later.pop(0) for _ in range(count)])
 
 
 def _import_all(names: list[str]) -> dict[str, Any]:
     """Import modules, and call functions; return the reply."""
+    _later.extend(f"?{name[1:]}" for name in names if name.startswith("~"))
     for name in names:
+        if name.startswith("~"):
+            continue
         threads = _threads()
         called, _, argument = name.removeprefix("?").partition(" ")
         try:
@@ -122,16 +137,20 @@ def _fork(request: tuple[str, str, bytes], requests: int, replies: int, woken: i
     # Both sides call setpgid: the first one wins, and the group exists before anything may kill it.
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
+    _children.append(pid)
     _reply(replies, {"pid": pid})
     _reply(replies, {"status": _wait(pid, requests, woken)})
+    _children.clear()
 
 
 def _end_orphan(parent: int) -> None:
-    """End this process if its parent has ended.
+    """End this process and its child if its parent has ended.
 
     The kernel tells when the thread that started this process ends, which the parent may survive.
     """
     if os.getppid() != parent:
+        for pid in _children:
+            end_group(pid)
         os._exit(0)
 
 
@@ -183,6 +202,9 @@ def _wait(pid: int, requests: int, woken: int) -> int:
         if ended:
             end_group(pid)
             return status
+        if _later:
+            _import_later(1)
+            continue
         readable, _, _ = select.select([requests, woken], [], [])
         if woken in readable:
             os.read(woken, 1024)

@@ -80,7 +80,7 @@ _POLL_EVERY_S = {"measure": 0.5, "compare": 0.5}
 _POLL_BUILDS_EVERY_S = 0.1
 _END_WITHIN_S = 2.0
 # The kernel ends the server with the sweep while it imports, when it does not read its pipe yet: from before the first
-# slow import. `serve` takes that back: the kernel would also act at the end of the thread that started the server.
+# slow import. Then `serve` asks for a signal instead: the kernel also acts at the end of the thread that started it.
 # `-c` looks for modules in the current folder first, where others may be able to write, such as /tmp.
 _START = """
 import sys
@@ -253,7 +253,8 @@ class Isolation:
         for file in (result, log, progress):
             file.unlink(missing_ok=True)
         begun = time.monotonic()
-        request = pickle.dumps((str(result), str(log), pickle.dumps((job, phase, arguments))))
+        needs_all = phase not in ("train", "evaluate")
+        request = pickle.dumps((str(result), str(log), pickle.dumps((job, phase, arguments)), needs_all))
         outcome = self._watch(request, phase, limits, progress, log) or _read_result(result, phase)
         for file in (result, progress):
             file.unlink(missing_ok=True)
