@@ -68,7 +68,7 @@ def serve(preload: list[str]) -> None:
         if isinstance(request, list):
             sys.path[:] = request[0]
             reply = _import_all(request[1])
-            # Instead of the signal that ends a process which cannot tell a thread's end from its parent's.
+            # From now on with a signal that `_end_orphan` answers: it also comes when a thread of the parent ends.
             _end_with_parent(_PARENT_ENDED)
             _end_orphan(parent)
             _reply(replies, reply)
