@@ -525,8 +525,8 @@ def _on_device(profile: ModelProfile, roofs: Sequence[DeviceRoofs], sweep: Sweep
     whole, fused = roof.total.seconds, roof.fused_total.seconds
     # The page names what bounds the prediction, so the advice follows it; the roofline answers where there is none.
     prediction = next((item for item in profile.predictions if item.target == device.spec.name and item.seconds), None)
-    told = prediction or roof.total
-    bound, seconds = told.bound, told.seconds
+    time = prediction or roof.total
+    bound, seconds = time.bound, time.seconds
     if seconds and bound in _CURES:
         layers = (prediction or roof).layers
         share = sum(layer.seconds or 0.0 for layer in layers if layer.bound == bound) / seconds

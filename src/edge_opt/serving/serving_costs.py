@@ -150,8 +150,8 @@ class Serving:
             # The cache grows in steps, so that the prompt may need most while the cache is short.
             reading, writing = (self.state_bytes(_in_steps(size), batch) for size in (self.prompt, context))
             step = max(0, decode.live_bytes - self._traced_state(self.context)) * context // self.context
-            held = max(reading + prompt_bytes(batch), writing + step * batch // self.batch)
-            return held - self.state_bytes(context, batch)
+            peak = max(reading + prompt_bytes(batch), writing + step * batch // self.batch)
+            return peak - self.state_bytes(context, batch)
         if self.runtime != "torch":  # their cache is allocated once, and prompts are read in pieces
             reading = max(0, prefill.live_bytes - prefill.kept_bytes) * min(self.prompt, PIECE) // self.prompt
             return reading * batch // self.batch
@@ -250,8 +250,8 @@ def mlx_prompt_bytes(serving: Serving, spec: DeviceSpec | None, batch: int) -> i
             # The next buffer reads the newest tensor, and the sum that the layers add to.
             operators, elements, new = 0, latest + width * tokens, 0
     written.append(new)
-    held = max(sum(written[start : start + MLX_UNDER_WAY]) for start in range(len(written)))
-    return held * (4 if serving.form.name == "fp32" else 2)
+    peak = max(sum(written[start : start + MLX_UNDER_WAY]) for start in range(len(written)))
+    return peak * (4 if serving.form.name == "fp32" else 2)
 
 
 def _mlx_operators(serving: Serving, tokens: int, width: int) -> Iterator[tuple[float, int]]:
