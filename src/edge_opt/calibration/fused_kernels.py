@@ -46,6 +46,9 @@ HEADS = ("conv", "depthwise", "matmul", "attention", "recurrent")
 _LEAST_PAIRS = 8
 _LEAST_S = 1e-6
 _MOST_RATIO = 6.0  # of the time of a tail to its first estimate
+_BLOCK = 16  # channels of a blocked layout
+# Stands between an operator's name and what sets its kernels apart.
+_MARK = ", "
 _SWEEPS = 60  # of coordinate descent
 _ANY = "any operator"
 _DOUBTFUL = 0.5  # deviation of a head that was never sampled
@@ -136,19 +139,16 @@ def _described(
     item = describe(signature, distances, scales)
     if item.group in ("conv", "depthwise"):
         widths = signature.inputs[0].shape[1], signature.outputs[0].shape[1]
-        blocks = [
-            number for width in widths for number in (multiple_of(width), math.log2(-(-width // 16) * 16 / width))
-        ]
+        blocks: list[float] = []
+        for width in widths:
+            padded = -(-width // _BLOCK) * _BLOCK
+            blocks += [multiple_of(width), math.log2(padded / width)]
         return replace(item, numbers=(*item.numbers, *blocks, *whole))
     if item.group == "matmul":
         common, (batch, rows, inner, columns, *multiples) = item.numbers[:6], item.numbers[7:13]
         numbers = (*common, batch, rows, inner, columns, *multiples, item.numbers[14], *whole)
         return replace(item, op="linear" if item.op in ("addmm", "mm") else item.op, numbers=numbers)
     return item
-
-
-_BLOCK = 16  # channels
-_MARK = ", "
 
 
 def _name(trace: Trace, index: int, item: OperatorFeatures, is_dynamic: bool) -> str:

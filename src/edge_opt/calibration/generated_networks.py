@@ -47,10 +47,8 @@ def _images(draw: Draw) -> tuple[list[nn.Module], tuple[int, ...]]:
     shape = (3, side, side)
     layers: list[nn.Module] = [conv_norm(3, width)]
     for _ in range(_LAYERS):
-        act, kind = (
-            draw.of(*_ACTIVATIONS),
-            draw.of(*"plain point depthwise".split() * 3, *"grouped excite pool beside beside".split()),
-        )
+        act = draw.of(*_ACTIVATIONS)
+        kind = draw.of(*"plain point depthwise".split() * 3, *"grouped excite pool beside beside".split())
         kernel, stride = draw.of(3, 3, 3, 5, 7), draw.of(1, 1, 1, 2) if side > 8 else 1
         if kind == "excite":
             layers.append(Excite(width, max(8, width // draw.of(4, 8, 16)), torch.sigmoid, draw.chance(0.5)))

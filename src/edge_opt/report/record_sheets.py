@@ -307,7 +307,9 @@ def agreement_text(agreement: Agreement) -> str:
     return f"agreement on {samples} of {agreement.source}: {top1}{differences}{relative}{unseen}"
 
 
-sheet(Agreement)(lambda agreement: Sheet(agreement_text(agreement)))
+@sheet(Agreement)
+def _agreement(agreement: Agreement) -> Sheet:
+    return Sheet(agreement_text(agreement))
 
 
 def conversion_document(done: Converted) -> dict[str, Any]:

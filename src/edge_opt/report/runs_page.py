@@ -77,7 +77,9 @@ def runs_data(runs: Sequence[Run], folder: Path, title: str | None = None) -> di
         "title": title or f"{len(runs)} runs",
         "verdict": _verdict(runs),
         "runs": [_row(run, folder) for run in runs],
-        "metric": metric and {"title": "Accuracy" if metric == "accuracy" else metric, "is_share": metric in SHARES},
+        "metric": None
+        if metric is None
+        else {"title": "Accuracy" if metric == "accuracy" else metric, "is_share": metric in SHARES},
         "points": [_points(run) for run in drawn],
         "axes": axes_data(sweeps[0], rows) if sweeps else [],
         "changes": [_change(before, after) for before, after in pairwise(runs)],

@@ -18,10 +18,11 @@ _UNKNOWN = "unknown"
 
 
 def _in(unit: str) -> Callable[[float], str]:
+    """Return a function that writes a number with a unit."""
     return lambda value: f"{units.count(value)}{unit}"
 
 
-_frequency, _rate, _operations = map(_in, ("Hz", "B/s", "OP/s"))
+_frequency, _rate, _operations = _in("Hz"), _in("B/s"), _in("OP/s")
 
 
 def brief_target_sheet(comparison: TargetComparison) -> Sheet:

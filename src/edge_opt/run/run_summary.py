@@ -303,12 +303,17 @@ def _on_target(profile: ModelProfile) -> dict[str, Any] | None:
     prediction = profile.prediction
     if prediction is None:
         return None
-    times = {"": prediction.seconds, "_low": prediction.low, "_high": prediction.high}
+
+    def milliseconds(seconds: float | None) -> float | None:
+        return None if seconds is None else seconds * 1e3
+
     return {
         "device": prediction.target,
         "precision": prediction.precision,
         "basis": prediction.basis,
-        **{f"estimated_latency{end}_ms": None if time is None else time * 1e3 for end, time in times.items()},
+        "estimated_latency_ms": milliseconds(prediction.seconds),
+        "estimated_latency_low_ms": milliseconds(prediction.low),
+        "estimated_latency_high_ms": milliseconds(prediction.high),
         "bound": prediction.bound,
         "remarks": list(prediction.remarks),
     }
